@@ -1,0 +1,1 @@
+"""Ready language models: one file per library, each importing it only when it is used."""

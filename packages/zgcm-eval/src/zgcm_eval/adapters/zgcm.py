@@ -1,0 +1,180 @@
+"""A ZGCM decoder as a language model; the only file that imports ``zgcm_model`` and ``tokenizers``.
+
+The decoder may be in the middle of its training: evaluation restores the mode of every submodule, draws no
+random number and leaves no gradient behind.
+"""
+
+import copy
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from zgcm_eval.adapters.scoring import evaluation_mode, plain_ids, score_in_chunks, whole
+from zgcm_eval.protocol import TokenScores
+
+END_OF_DOCUMENT = "<|endoftext|>"
+"""Name of the end-of-document token in the tokenizers of the data package."""
+
+
+class ZgcmLanguageModel:
+    """Rates and continues text with a ``zgcm_model.Decoder``.
+
+    Args:
+        decoder: maps token ids [B, T] to hidden states [B, T, D]; its ``lm_head.weight`` is [V, D].
+        tokenizer: a ``tokenizers.Tokenizer``, or anything with ``encode(text)`` and ``decode(ids)`` that
+            adds no token.
+        eos_id: the end-of-document id; None asks the tokenizer for it.
+        max_length: longest input in tokens; None takes the decoder's ``config.max_positions``.
+        chunk: positions whose logits are held at once.
+
+    Raises:
+        ValueError: neither ``eos_id`` nor the tokenizer says which id ends a document.
+    """
+
+    def __init__(
+        self,
+        decoder: nn.Module,
+        tokenizer: Any,
+        *,
+        eos_id: int | None = None,
+        max_length: int | None = None,
+        chunk: int = 2048,
+    ) -> None:
+        # Any: torch types every attribute of a module as Tensor | Module.
+        self._decoder: Any = decoder
+        self._tokenizer = _reading_no_special_token(tokenizer)
+        self._prefix_id = _end_of_document_id(tokenizer) if eos_id is None else eos_id
+        self._max_length = _longest_input(decoder) if max_length is None else max_length
+        self._chunk = chunk
+
+    @property
+    def prefix_id(self) -> int:
+        """The end-of-document id."""
+        return self._prefix_id
+
+    @property
+    def max_length(self) -> int:
+        """The longest input in tokens."""
+        return self._max_length
+
+    @property
+    def device(self) -> torch.device:
+        """Where the decoder lives."""
+        parameter: Tensor = next(self._decoder.parameters())
+        return parameter.device
+
+    def token_scores(self, token_ids: Int[Tensor, "B T"]) -> TokenScores:
+        """Rate ``token_ids[:, 1:]`` and mark the most probable ones.
+
+        Args:
+            token_ids: rows padded at the right.
+
+        Returns:
+            The scores, on the decoder's device.
+        """
+        token_ids = token_ids.to(self.device)
+        with evaluation_mode(self._decoder):
+            hidden = self._decoder(token_ids[:, :-1])
+            head = whole(self._decoder.lm_head.weight)
+            return score_in_chunks(hidden, head, token_ids[:, 1:], self._chunk)
+
+    def log_probabilities(self, token_ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T-1"]:
+        """Rate ``token_ids[:, 1:]`` in nats.
+
+        Args:
+            token_ids: rows padded at the right.
+
+        Returns:
+            Log-probabilities, on the decoder's device.
+        """
+        return self.token_scores(token_ids).log_probabilities
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+        """Continue each prompt with its most probable tokens.
+
+        Args:
+            prompts: token ids, with the prefix id in front.
+            max_new_tokens: upper bound of a continuation's length.
+
+        Returns:
+            The new ids of each prompt, ended before the end-of-document id.
+        """
+        with evaluation_mode(self._decoder):
+            return [self._continue(list(prompt), max_new_tokens) for prompt in prompts]
+
+    def _continue(self, token_ids: list[int], max_new_tokens: int) -> list[int]:
+        head, start = whole(self._decoder.lm_head.weight), len(token_ids)
+        for _ in range(max_new_tokens):
+            inputs = torch.tensor([token_ids[-self._max_length :]], device=self.device)
+            state = self._decoder(inputs)[0, -1]
+            token_id = int((head.to(state.dtype) @ state).argmax())
+            if token_id == self._prefix_id:
+                break
+            token_ids.append(token_id)
+        return token_ids[start:]
+
+    def encode(self, text: str) -> list[int]:
+        """Turn text into token ids and add none."""
+        return plain_ids(self._tokenizer.encode(text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Turn token ids back into text."""
+        return str(self._tokenizer.decode(list(token_ids)))
+
+
+def load_zgcm(folder: Path | str, tokenizer: Path | str, *, device: str = "cpu") -> ZgcmLanguageModel:
+    """Load a saved decoder and its tokenizer.
+
+    Args:
+        folder: what ``zgcm_model.save_pretrained`` wrote.
+        tokenizer: a ``tokenizer.json``.
+        device: where the decoder goes.
+
+    Returns:
+        The language model.
+
+    Raises:
+        FileNotFoundError: the folder or the file is missing.
+        ImportError: zgcm-model or tokenizers is not installed; the message names the extra.
+    """
+    for path in (Path(folder), Path(tokenizer)):
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is missing; give a saved model's folder and a tokenizer.json")
+    decoder = _import("zgcm_model").load_pretrained(Path(folder)).to(device)
+    return ZgcmLanguageModel(decoder, _import("tokenizers").Tokenizer.from_file(str(tokenizer)))
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        raise ImportError(f'{name} is needed to load a ZGCM model: pip install "zgcm-eval[zgcm]"') from error
+
+
+def _reading_no_special_token(tokenizer: Any) -> Any:
+    """Copy a ``tokenizers.Tokenizer`` so that "<|endoftext|>" written in a text is text, not an end."""
+    if not isinstance(getattr(tokenizer, "encode_special_tokens", None), bool):
+        return tokenizer
+    plain = copy.deepcopy(tokenizer)
+    plain.encode_special_tokens = True
+    plain.no_truncation()
+    plain.no_padding()
+    return plain
+
+
+def _longest_input(decoder: Any) -> int:
+    return int(decoder.config.max_positions)
+
+
+def _end_of_document_id(tokenizer: Any) -> int:
+    token_id = getattr(tokenizer, "eos_id", None)
+    if token_id is None and hasattr(tokenizer, "token_to_id"):
+        token_id = tokenizer.token_to_id(END_OF_DOCUMENT)
+    if token_id is None:
+        raise ValueError(f"the tokenizer has no eos_id and no token {END_OF_DOCUMENT!r}; pass eos_id")
+    return int(token_id)

@@ -1,0 +1,90 @@
+import pytest
+import torch
+
+from zgcm_eval import LanguageModel, ScoringModel, evaluate_heldout
+from zgcm_eval.adapters.zgcm import ZgcmLanguageModel, load_zgcm
+
+
+class ByteTokenizer:
+    eos_id = 256
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode(self, token_ids):
+        return bytes(token_ids).decode(errors="replace")
+
+
+@pytest.fixture
+def model(decoder):
+    return ZgcmLanguageModel(decoder, ByteTokenizer())
+
+
+def test_it_is_a_language_model(model):
+    assert isinstance(model, LanguageModel)
+    assert isinstance(model, ScoringModel)
+    assert (model.prefix_id, model.max_length) == (256, 64)
+    assert model.decode(model.encode("Größe")) == "Größe"
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 4096])
+def test_scores_equal_the_full_log_softmax(decoder, chunk):
+    model = ZgcmLanguageModel(decoder, ByteTokenizer(), chunk=chunk)
+    token_ids = torch.randint(0, 257, (3, 20), generator=torch.Generator().manual_seed(1))
+    logits = decoder.eval()(token_ids[:, :-1]) @ decoder.lm_head.weight.T
+    expected = logits.log_softmax(-1).gather(2, token_ids[:, 1:, None])[..., 0]
+    scores = model.token_scores(token_ids)
+    torch.testing.assert_close(scores.log_probabilities, expected.detach(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(scores.log_probabilities, model.log_probabilities(token_ids))
+    assert torch.equal(scores.greedy, logits.argmax(-1) == token_ids[:, 1:])
+
+
+def test_evaluation_leaves_no_trace_in_training(decoder, model, heldout_sets):
+    decoder.train()
+    decoder.mixing.eval()
+    state = torch.get_rng_state()
+    first = evaluate_heldout(model, heldout_sets)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert decoder.training
+    assert decoder.dropout.training
+    assert not decoder.mixing.training
+    assert all(parameter.grad is None for parameter in decoder.parameters())
+    decoder(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
+    assert evaluate_heldout(model, heldout_sets) == first
+
+
+def test_modes_come_back_after_an_error(decoder, model):
+    decoder.train()
+    with pytest.raises(IndexError):
+        model.log_probabilities(torch.full((1, 4), 9999))
+    assert decoder.dropout.training
+
+
+def test_generation_follows_the_most_probable_token_and_stops_at_the_end(decoder, model):
+    prompt = [256, *b"def f"]
+    ids = list(prompt)
+    decoder.eval()
+    for _ in range(8):
+        ids.append(int((decoder(torch.tensor([ids]))[0, -1] @ decoder.lm_head.weight.T).argmax()))
+    expected = ids[len(prompt) :]
+    if 256 in expected:
+        expected = expected[: expected.index(256)]
+    assert model.generate([prompt, prompt], 8) == [expected, expected]
+    with torch.no_grad():
+        decoder.lm_head.weight.zero_()
+        decoder.lm_head.weight[256] = decoder(torch.tensor([prompt]))[0, -1]
+    assert model.generate([prompt], 8) == [[]]
+
+
+def test_a_tokenizer_without_an_end_of_document_needs_an_id(decoder):
+    class Nameless(ByteTokenizer):
+        eos_id = None
+
+    with pytest.raises(ValueError, match="pass eos_id"):
+        ZgcmLanguageModel(decoder, Nameless())
+    assert ZgcmLanguageModel(decoder, Nameless(), eos_id=256).prefix_id == 256
+
+
+def test_missing_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere is missing"):
+        load_zgcm(tmp_path / "nowhere", tmp_path / "tokenizer.json")
