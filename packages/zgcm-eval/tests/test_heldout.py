@@ -1,10 +1,11 @@
+import json
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from zgcm_eval import HeldoutDocument, HeldoutOptions, HeldoutSet, evaluate_heldout
+from zgcm_eval import HeldoutDocument, HeldoutOptions, HeldoutReport, HeldoutSet, evaluate_heldout
 from zgcm_testing import run_ranks
 
 
@@ -109,6 +110,32 @@ def test_totals_are_sums_and_not_means_of_means(table_model, heldout_sets):
     assert report.total.loss == pytest.approx(sum(d.nats for d in report.domains) / report.total.tokens)
     with pytest.raises(ValueError, match=r"no domain 'math'.*'code', 'prose'"):
         report.domain("math")
+
+
+def test_a_report_survives_json(table_model, heldout_sets):
+    report = evaluate_heldout(table_model, heldout_sets)
+    record = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert HeldoutReport.from_dict(record) == report
+    assert record["prefixes_per_window"] == 1
+    assert record["domains"]["code"] == report.domain("code").as_dict()
+    record["domains"]["code"]["loss"] -= 0.1
+    with pytest.raises(ValueError, match="do not follow from its documents"):
+        HeldoutReport.from_dict(record)
+    with pytest.raises(ValueError, match="format is None"):
+        HeldoutReport.from_dict({})
+
+
+def test_the_digest_tells_other_texts_and_other_names(table_model, heldout_sets):
+    digests = {
+        evaluate_heldout(table_model, sets).digest
+        for sets in (
+            heldout_sets,
+            heldout_sets[:1],
+            [replace(heldout_sets[0], name="c")],
+            [HeldoutSet("code", (HeldoutDocument("code/0", "x"),))],
+        )
+    }
+    assert len(digests) == 4
 
 
 def test_an_empty_document_counts_no_token_and_an_empty_set_is_refused(table_model):

@@ -88,3 +88,39 @@ def test_a_tokenizer_without_an_end_of_document_needs_an_id(decoder):
 def test_missing_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere is missing"):
         load_zgcm(tmp_path / "nowhere", tmp_path / "tokenizer.json")
+
+
+def test_a_missing_tokenizer_is_named(decoder, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.json is missing; give the tokenizer\.json"):
+        ZgcmLanguageModel(decoder, tmp_path / "none.json")
+
+
+class SpecialTokenizer(ByteTokenizer):
+    """Reads "<|endoftext|>" in a text as the end of a document unless told not to, as ``tokenizers`` does."""
+
+    eos_id = None
+    encode_special_tokens = False
+
+    def token_to_id(self, token):
+        return 256 if token == "<|endoftext|>" else None
+
+    def no_truncation(self):
+        self.truncation = None
+
+    def no_padding(self):
+        self.padding = None
+
+    def encode(self, text):
+        if self.encode_special_tokens:
+            return super().encode(text)
+        parts = [super(SpecialTokenizer, self).encode(part) for part in text.split("<|endoftext|>")]
+        return [token_id for part in parts for token_id in [*part, 256]][:-1]
+
+
+def test_the_end_of_a_document_written_in_a_text_is_text(decoder):
+    tokenizer = SpecialTokenizer()
+    assert tokenizer.encode("a<|endoftext|>b") == [97, 256, 98]
+    model = ZgcmLanguageModel(decoder, tokenizer)
+    assert model.prefix_id == 256
+    assert model.encode("a<|endoftext|>b") == list(b"a<|endoftext|>b")
+    assert tokenizer.encode("a<|endoftext|>b") == [97, 256, 98]

@@ -26,13 +26,15 @@ class ZgcmLanguageModel:
 
     Args:
         decoder: maps token ids [B, T] to hidden states [B, T, D]; its ``lm_head.weight`` is [V, D].
-        tokenizer: a ``tokenizers.Tokenizer``, or anything with ``encode(text)`` and ``decode(ids)`` that
-            adds no token.
+        tokenizer: the path of a ``tokenizer.json``, a ``tokenizers.Tokenizer``, or anything with
+            ``encode(text)`` and ``decode(ids)`` that adds no token.
         eos_id: the end-of-document id; None asks the tokenizer for it.
         max_length: longest input in tokens; None takes the decoder's ``config.max_positions``.
         chunk: positions whose logits are held at once.
 
     Raises:
+        FileNotFoundError: there is no such tokenizer file.
+        ImportError: the tokenizers package is missing; the message names the extra.
         ValueError: neither ``eos_id`` nor the tokenizer says which id ends a document.
     """
 
@@ -47,6 +49,8 @@ class ZgcmLanguageModel:
     ) -> None:
         # Any: torch types every attribute of a module as Tensor | Module.
         self._decoder: Any = decoder
+        if isinstance(tokenizer, str | Path):
+            tokenizer = _read_tokenizer(Path(tokenizer))
         self._tokenizer = _reading_no_special_token(tokenizer)
         self._prefix_id = _end_of_document_id(tokenizer) if eos_id is None else eos_id
         self._max_length = _longest_input(decoder) if max_length is None else max_length
@@ -142,11 +146,16 @@ def load_zgcm(folder: Path | str, tokenizer: Path | str, *, device: str = "cpu")
         FileNotFoundError: the folder or the file is missing.
         ImportError: zgcm-model or tokenizers is not installed; the message names the extra.
     """
-    for path in (Path(folder), Path(tokenizer)):
-        if not path.exists():
-            raise FileNotFoundError(f"{path} is missing; give a saved model's folder and a tokenizer.json")
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"{folder} is missing; give the folder of a saved model")
     decoder = _import("zgcm_model").load_pretrained(Path(folder)).to(device)
-    return ZgcmLanguageModel(decoder, _import("tokenizers").Tokenizer.from_file(str(tokenizer)))
+    return ZgcmLanguageModel(decoder, tokenizer)
+
+
+def _read_tokenizer(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; give the tokenizer.json that the model was trained with")
+    return _import("tokenizers").Tokenizer.from_file(str(path))
 
 
 def _import(name: str) -> Any:
