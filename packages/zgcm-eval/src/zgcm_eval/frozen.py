@@ -6,7 +6,7 @@ A folder holds ``manifest.json`` and one ``<domain>.jsonl`` per domain, a docume
 
 The manifest says ``{"format": "zgcm-heldout/1", "domains": [{"name", "documents", "bytes", "sha256"}],
 "digest"}``. ``bytes`` are the UTF-8 bytes of the texts, ``sha256`` is that of the domain's file, and
-``digest`` is the SHA-256 of the list ``domains`` as compact JSON with sorted keys.
+``digest`` is the SHA-256 of every other field of the manifest as JSON with sorted keys and no spaces.
 
 A validation set that follows the training corpus makes two checkpoints incomparable without any sign of it.
 That is why nothing here can update a set: a new set is a new folder.
@@ -15,7 +15,7 @@ That is why nothing here can update a set: a new set is a new folder.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,9 +87,10 @@ def freeze_heldout(folder: Path, sets: Sequence[HeldoutSet]) -> str:
             raise HeldoutSetError(f"domain {name!r} must be a file name of its own; got the domains {names}")
     folder.mkdir(parents=True, exist_ok=True)
     entries = [_write_domain(folder, heldout) for heldout in sets]
-    manifest = {"format": FORMAT, "domains": entries, "digest": digest_of(entries)}
+    manifest: dict[str, Any] = {"format": FORMAT, "domains": entries}
+    manifest["digest"] = digest_of(manifest)
     _write_atomically(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode("utf-8"))
-    return digest_of(entries)
+    return str(manifest["digest"])
 
 
 def load_heldout(folder: Path | str) -> list[HeldoutSet]:
@@ -106,18 +107,18 @@ def load_heldout(folder: Path | str) -> list[HeldoutSet]:
     """
     folder = Path(folder)
     manifest = _read_manifest(folder / MANIFEST)
-    entries = manifest["domains"]
-    if manifest.get("digest") != digest_of(entries):
+    if manifest.get("digest") != digest_of(manifest):
         raise HeldoutSetError(
             f"{folder / MANIFEST} was changed after it was frozen: its digest is {manifest.get('digest')!r}, "
-            f"its content has {digest_of(entries)!r}. {_RESTORE}"
+            f"its content has {digest_of(manifest)!r}. {_RESTORE}"
         )
-    return [_read_domain(folder, entry) for entry in entries]
+    return [_read_domain(folder, entry) for entry in manifest["domains"]]
 
 
-def digest_of(entries: Iterable[dict[str, Any]]) -> str:
-    """The SHA-256 of manifest entries as compact JSON with sorted keys, in hexadecimal."""
-    text = json.dumps(list(entries), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+def digest_of(manifest: Mapping[str, Any]) -> str:
+    """The digest that belongs to a manifest: over every field but ``digest``, in hexadecimal."""
+    fields = {name: value for name, value in manifest.items() if name != "digest"}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
