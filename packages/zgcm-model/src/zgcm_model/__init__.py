@@ -1,5 +1,29 @@
 """The ZGCM-1 decoder: gated sliding-window attention with a global layer every sixth, linear in length."""
 
 from zgcm_model._version import __version__
+from zgcm_model.attention import attention
+from zgcm_model.cache import DecoderCache
+from zgcm_model.config import ModelConfig, padded_vocab_size
+from zgcm_model.decoder import Decoder
+from zgcm_model.flops import FlopsBreakdown, flops_per_token
+from zgcm_model.initialization import initialize
+from zgcm_model.interchange.huggingface import load_pretrained, load_weights, save_pretrained
+from zgcm_model.loss import causal_lm_terms, chunked_lm_terms, global_token_mean
 
-__all__ = ["__version__"]
+__all__ = [
+    "Decoder",
+    "DecoderCache",
+    "FlopsBreakdown",
+    "ModelConfig",
+    "__version__",
+    "attention",
+    "causal_lm_terms",
+    "chunked_lm_terms",
+    "flops_per_token",
+    "global_token_mean",
+    "initialize",
+    "load_pretrained",
+    "load_weights",
+    "padded_vocab_size",
+    "save_pretrained",
+]

@@ -1,0 +1,77 @@
+"""Kernels by name, and the choice of one by device."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from zgcm_model.kernels.banded import BandedKernel
+from zgcm_model.kernels.protocol import AttentionKernel, Documents
+from zgcm_model.kernels.reference import ReferenceKernel
+
+_LOG = logging.getLogger("zgcm_model")
+
+
+class AutoKernel:
+    """Picks a kernel at the first call, by the device of the queries, and logs the choice once.
+
+    ``picked`` holds the choice; it is None until the first call.
+    """
+
+    def __init__(self) -> None:
+        self.picked: AttentionKernel | None = None
+
+    @property
+    def name(self) -> str:
+        """Say ``auto``, and what was picked once it is known."""
+        return "auto" if self.picked is None else f"auto ({self.picked.name})"
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, window: int | None, documents: Documents | None
+    ) -> Tensor:
+        """Attend with the kernel of this device."""
+        if self.picked is None:
+            self.picked = make_kernel(choose_kernel(query.device))
+            _LOG.info("attention kernel %r was picked for device %s", self.picked.name, query.device)
+        return self.picked(query, key, value, window=window, documents=documents)
+
+
+KERNELS: dict[str, Callable[[], AttentionKernel]] = {
+    "auto": AutoKernel,
+    "reference": ReferenceKernel,
+    "banded": BandedKernel,
+}
+"""Constructors by name."""
+
+
+def choose_kernel(device: torch.device) -> str:
+    """Name the kernel that suits a device.
+
+    Args:
+        device: where the queries live.
+
+    Returns:
+        ``banded`` for every device.
+    """
+    return "banded"
+
+
+def make_kernel(kernel: "str | AttentionKernel") -> AttentionKernel:
+    """Return a kernel by name; a kernel passes through.
+
+    Args:
+        kernel: a name of ``KERNELS`` or a kernel.
+
+    Returns:
+        The kernel.
+
+    Raises:
+        ValueError: the name is unknown.
+        ImportError: the kernel needs an extra that is not installed.
+    """
+    if not isinstance(kernel, str):
+        return kernel
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel={kernel!r} is unknown; choose one of {', '.join(KERNELS)}")
+    return KERNELS[kernel]()
