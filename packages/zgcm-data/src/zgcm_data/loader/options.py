@@ -1,0 +1,64 @@
+"""How a loader reads, apart from which rows."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from zgcm_data.rows import Integers
+from zgcm_data.shards.manifest import Manifest
+
+Remainder = Literal["drop", "pad"]
+
+
+class RowSource(Protocol):
+    """Rows in an order: a ``ShardSet``, or a Megatron prefix opened as rows."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the rows are; its digest binds a saved position to them."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read_block(self, rows: Integers, out: npt.NDArray[np.int64]) -> tuple[Integers, Integers]:
+        """Fill ``out`` ``[n, T+1]`` with the tokens of rows; return their docs tables and entries of each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """Settings of a loader that do not change which rows it reads, apart from ``epochs`` and ``remainder``.
+
+    Attributes:
+        isolate_documents: leave the first target of each document out of the loss, for models in which
+            attention stops at document borders. Off as published: attention crosses documents.
+        epochs: how often to go through the rows. Positions go on counting: row p of the stage is row
+            ``p % len(shards)`` of the set.
+        remainder: what to do with rows that do not fill a last update: ``drop`` leaves them out (the loader
+            says how many), ``pad`` adds masked rows that count nowhere.
+        workers: reading threads; 0 reads in the calling thread. The order never depends on it.
+        prefetch: blocks of rows to hold ready.
+        timeout: seconds without data after which a stalled reader is an error.
+        pin_memory: page-locked tensors for copies to a GPU; None means yes where there is a GPU.
+        device: where the ``dali`` backend delivers batches, such as ``cuda:0``; None means the CPU.
+    """
+
+    isolate_documents: bool = False
+    epochs: int = 1
+    remainder: Remainder = "drop"
+    workers: int = 1
+    prefetch: int = 4
+    timeout: float = 600.0
+    pin_memory: bool | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("workers", 0), ("prefetch", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; use {least} or more")
+        if self.remainder not in ("drop", "pad"):
+            raise ValueError(f"remainder is {self.remainder!r}; choose 'drop' or 'pad'")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout is {self.timeout}; use a number of seconds above 0")

@@ -1,0 +1,149 @@
+"""Loss masks, document ids and exact counts, all from the docs tables of rows.
+
+Attention (what can be seen) and loss (what is learned) are separate: ``document_ids`` is for the first,
+``loss_mask`` for the second. A target belongs to the document of the token that is predicted.
+
+* Position t of a row has the input ``tokens[t]`` and the target ``tokens[t + 1]``.
+* Padding is never a target. When documents are isolated, neither is the first token of a document, because
+  nothing of its own document comes before it.
+* A document counts where its end-of-document id is a target: once, whatever the packing.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from zgcm_data.rows import PADDING_SOURCE, SOURCE, START, Integers, Row, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Stretches of one document (or of padding) in a block of R rows, K in all, ordered by row and start.
+
+    Attributes:
+        rows: R.
+        width: T + 1.
+        row: int64 ``[K]``, row of the block.
+        number: int64 ``[K]``, 0 for the first stretch of its row.
+        start: int64 ``[K]``, first position.
+        end: int64 ``[K]``, one past the last position.
+        source: int64 ``[K]``, source id, or -1 for padding.
+    """
+
+    rows: int
+    width: int
+    row: Integers
+    number: Integers
+    start: Integers
+    end: Integers
+    source: Integers
+
+    @classmethod
+    def of(cls, docs: Integers, per_row: Integers, width: int) -> "Segments":
+        """Build from the docs tables of the rows, one after the other.
+
+        Args:
+            docs: int64 ``[K, 4]``.
+            per_row: int64 ``[R]``, entries of each row.
+            width: T + 1.
+        """
+        after = np.cumsum(per_row)
+        row = np.repeat(np.arange(len(per_row)), per_row)
+        start = np.ascontiguousarray(docs[:, START])
+        end = np.empty_like(start)
+        end[:-1] = start[1:]
+        end[after - 1] = width
+        number = np.arange(len(docs)) - (after - per_row)[row]
+        return cls(len(per_row), width, row, number, start, end, np.ascontiguousarray(docs[:, SOURCE]))
+
+    def first_fault(self, sources: int) -> int | None:
+        """Return the first row of the block whose docs table cannot be true, or None."""
+        bad = (self.end <= self.start) | ((self.number == 0) & (self.start != 0))
+        bad |= (self.source < PADDING_SOURCE) | (self.source >= sources)
+        return int(self.row[np.argmax(bad)]) if bool(bad.any()) else None
+
+
+def document_ids(segments: Segments) -> Integers:
+    """Return int64 ``[R, T]``: 0, 1, 2, ... for the documents of each row, -1 for padding."""
+    limit = segments.width - 1
+    lengths = np.minimum(segments.end, limit) - np.minimum(segments.start, limit)
+    values = np.where(segments.source == PADDING_SOURCE, -1, segments.number)
+    return np.repeat(values, lengths).reshape(segments.rows, limit)
+
+
+def loss_mask(segments: Segments, *, isolate: bool) -> npt.NDArray[np.bool_]:
+    """Return bool ``[R, T]``, true where the target counts in the loss.
+
+    Args:
+        segments: the rows.
+        isolate: leave out the first target of each document.
+    """
+    mask = np.ones((segments.rows, segments.width - 1), np.bool_)
+    if isolate:
+        first = segments.start > 0
+        mask[segments.row[first], segments.start[first] - 1] = False
+    for k in np.flatnonzero(segments.source == PADDING_SOURCE).tolist():
+        mask[segments.row[k], max(int(segments.start[k]) - 1, 0) : segments.end[k] - 1] = False
+    return mask
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCounts:
+    """Exact counts per group of rows and source, each int64 ``[groups, S]``."""
+
+    tokens: Integers
+    loss_tokens: Integers
+    documents: Integers
+    rows: Integers
+
+
+def count_sources(
+    segments: Segments, last_is_end: npt.NDArray[np.bool_], group_rows: int, sources: int, *, isolate: bool
+) -> SourceCounts:
+    """Count targets, loss targets, documents and rows of each source.
+
+    Args:
+        segments: the rows.
+        last_is_end: bool ``[R]``, whether the last token of the row is the end-of-document id.
+        group_rows: consecutive rows that are counted together, such as a micro batch.
+        sources: S.
+        isolate: whether the first target of each document is left out of the loss.
+
+    Returns:
+        Counts for ``R // group_rows`` groups. ``rows`` counts the rows in which a source has a target.
+    """
+    groups = segments.rows // group_rows
+    real = np.flatnonzero(segments.source != PADDING_SOURCE)
+    row, source, end = segments.row[real], segments.source[real], segments.end[real]
+    start = segments.start[real]
+    targets = end - np.maximum(start, 1)
+    key = row // group_rows * sources + source
+    ended = (end > 1) & ((end < segments.width) | last_is_end[row])
+    present = np.unique(row[targets > 0] * sources + source[targets > 0])
+
+    def total(keys: Integers, weights: npt.NDArray[np.generic] | None = None) -> Integers:
+        sums = np.bincount(keys, weights, groups * sources)
+        return sums.astype(np.int64).reshape(groups, sources)
+
+    tokens = total(key, targets)
+    return SourceCounts(
+        tokens=tokens,
+        loss_tokens=tokens - total(key[start > 0]) if isolate else tokens,
+        documents=total(key[ended]),
+        rows=total(present // (group_rows * sources) * sources + present % sources),
+    )
+
+
+def count_row(row: Row, eos_id: int, counts: Integers) -> None:
+    """Add the documents and tokens of one row to ``counts``, int64 ``[2, S]``."""
+    segments = Segments.of(row.docs, np.array([len(row.docs)]), len(row.tokens))
+    last = np.array([row.tokens[-1] == eos_id])
+    found = count_sources(segments, last, 1, counts.shape[1], isolate=False)
+    counts[0] += found.documents[0]
+    counts[1] += found.tokens[0]
+
+
+def ends_in_last(tokens: Tokens | Integers, eos_id: int) -> npt.NDArray[np.bool_]:
+    """Return bool ``[R]``, whether the last token of each row is the end-of-document id."""
+    return np.asarray(tokens[:, -1] == eos_id)

@@ -1,0 +1,175 @@
+"""Open a shard set and read any row of it without scanning.
+
+A shard is mapped into memory when one of its rows is read first; its index gives every offset at once. At
+most ``OPEN_SHARDS`` shards stay mapped, so memory does not grow with the set.
+"""
+
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from zgcm_data.order import RowOrder
+from zgcm_data.rows import Integers, Row
+from zgcm_data.shards import index, tar
+from zgcm_data.shards.manifest import Manifest, ShardError, ShardInfo, load_manifest
+
+OPEN_SHARDS = 4
+
+
+class _Shard:
+    """One mapped shard with its offsets."""
+
+    def __init__(self, path: Path, info: ShardInfo, width: int) -> None:
+        self.path, self._info, self._width = path, info, width
+        self._tokens, self._docs, self._docs_bytes = index.load(path, info.index_sha256)
+        try:
+            self._file = path.open("rb")
+        except FileNotFoundError as error:
+            raise ShardError(f"{path} is missing; restore it or write the set again") from error
+        self.check_size()
+        self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._words = np.frombuffer(self._map, "<u4")
+        self._longs = np.frombuffer(self._map, "<i8")
+
+    def check_size(self) -> None:
+        """Refuse a shard that was cut, before touching pages of the map that no longer exist."""
+        size = os.fstat(self._file.fileno()).st_size
+        if size != self._info.bytes:
+            raise ShardError(
+                f"{self.path} has {size} bytes, the manifest says {self._info.bytes}; it is truncated or "
+                "altered, restore it or write the set again"
+            )
+
+    def check_keys(self, offsets: Integers, rows: Integers) -> None:
+        """Refuse rows whose member does not carry their key: the shard is not the one that was indexed."""
+        words = self._words[(self._tokens[offsets] // 4 - tar.BLOCK // 4)[:, None] + np.arange(3)]
+        digits = np.ascontiguousarray(words).view(np.uint8) - ord("0")
+        found = digits.astype(np.int64) @ (10 ** np.arange(tar.KEY_DIGITS - 1, -1, -1, dtype=np.int64))
+        wrong = np.flatnonzero(found != rows)
+        if len(wrong):
+            raise ShardError(
+                f"{self.path}: the member of row {int(rows[wrong[0]])} has another key; the shard was "
+                "altered, restore it or write the set again"
+            )
+
+    def read_tokens(self, offsets: Integers, out: npt.NDArray[np.int64]) -> None:
+        """Copy the tokens of rows into ``out`` ``[n, T+1]``, one copy per stretch of even spacing."""
+        places = self._tokens[offsets]
+        steps = np.diff(places)
+        changes = [*(np.flatnonzero(steps[1:] != steps[:-1]) + 1).tolist(), len(steps)]
+        first = 0
+        for change in changes:
+            if change <= first < len(steps):
+                continue
+            count = change - first + 1
+            stride = int(steps[first]) if count > 1 else 0
+            block = np.ndarray((count, self._width), "<u4", self._map, int(places[first]), (stride, 4))
+            np.copyto(out[first : first + count], block)
+            first += count
+
+    def read_docs(self, offsets: Integers) -> tuple[Integers, Integers]:
+        """Return the docs tables of rows, joined, and the entries of each."""
+        longs = self._docs_bytes[offsets] // 8
+        after = np.cumsum(longs)
+        place = np.repeat(self._docs[offsets] // 8 - (after - longs), longs) + np.arange(after[-1])
+        return self._longs[place].reshape(-1, 4), longs // 4
+
+
+class ShardSet:
+    """A shard set, open for random access; a sequence of rows.
+
+    Args:
+        folder: where the set lies.
+        manifest: its manifest.
+
+    Attributes:
+        manifest: what the set holds.
+        order: maps rows to shards.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self.order = RowOrder([shard.rows for shard in manifest.shards])
+        self._width = manifest.sequence_length + 1
+        self._open: OrderedDict[int, _Shard] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    def __getitem__(self, row: int) -> Row:
+        self.order.locate(row)
+        tokens = np.empty((1, self._width), np.int64)
+        docs, _ = self.read_block(np.array([row], np.int64), tokens)
+        return Row(tokens[0].astype(np.uint32), docs.astype(np.int64))
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[row] for row in range(len(self)))
+
+    def read_block(self, rows: Integers, out: npt.NDArray[np.int64]) -> tuple[Integers, Integers]:
+        """Read many rows at once, without Python work per row.
+
+        Args:
+            rows: int64 ``[n]``, global row indices inside the set.
+            out: int64 ``[n, T+1]``, filled with the tokens.
+
+        Returns:
+            The docs tables of the rows, joined, int64 ``[K, 4]``; and the entries of each, int64 ``[n]``.
+
+        Raises:
+            ShardError: a shard or an index is missing, cut, altered or stale.
+        """
+        docs, per_row = [], []
+        for number, place, offsets in self.order.split(rows):
+            shard = self._shard(number)
+            shard.check_size()
+            shard.check_keys(offsets, rows[place])
+            shard.read_tokens(offsets, out[place])
+            table, entries = shard.read_docs(offsets)
+            docs.append(table)
+            per_row.append(entries)
+        if len(docs) == 1:
+            return docs[0], per_row[0]
+        return np.concatenate(docs), np.concatenate(per_row)
+
+    def _shard(self, number: int) -> _Shard:
+        with self._lock:
+            shard = self._open.get(number)
+            if shard is None:
+                info = self.manifest.shards[number]
+                shard = self._open[number] = _Shard(self.folder / info.name, info, self._width)
+                while len(self._open) > OPEN_SHARDS:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(number)
+            return shard
+
+
+def open_shards(folder: str | os.PathLike[str]) -> ShardSet:
+    """Open a shard set.
+
+    Reads the manifest and the list of files, nothing else; a shard is opened when a row of it is read. Every
+    read compares the shard's size, its index's checksum and the keys of the rows; run ``verify_shards`` to
+    check every byte.
+
+    Args:
+        folder: the folder of the set.
+
+    Returns:
+        The set; ``len(set)`` rows, ``set[i]`` is row i.
+
+    Raises:
+        ShardError: the manifest or a shard is missing, or the manifest is damaged.
+    """
+    manifest = load_manifest(folder)
+    present = set(os.listdir(folder))
+    for shard in manifest.shards:
+        for name in (shard.name, index.index_path(Path(shard.name)).name):
+            if name not in present:
+                raise ShardError(f"{Path(folder) / name} is missing; restore it or write the set again")
+    return ShardSet(Path(folder), manifest)
