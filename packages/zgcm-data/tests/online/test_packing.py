@@ -1,13 +1,14 @@
 """Packing: every token a target exactly once, whole documents, exact counts."""
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zgcm_data import PackingStats, TokenizedDocument, best_fit, concatenate
+from zgcm_data import PackingStats, Row, TokenizedDocument, best_fit, concatenate
 from zgcm_data.packing import OPEN_ROWS, document_ends
 
 EOS = 7
@@ -92,9 +93,9 @@ def test_best_fit_targets_each_token_once_and_keeps_documents_whole(
 
 
 @pytest.mark.parametrize("pack", [concatenate, best_fit])
-def test_documents_are_counted_once_where_they_end(pack: object) -> None:
+def test_documents_are_counted_once_where_they_end(pack: Callable[..., Iterator[Row]]) -> None:
     documents = _numbered([(0, n) for n in (3, 40, 1, 7, 8, 9, 15, 16, 17, 31, 5, 2)])
-    rows = list(pack(documents, 8, EOS))  # type: ignore[operator]
+    rows = list(pack(documents, 8, EOS))
     ended = sum(len(document_ends(row, EOS)) for row in rows)
     whole = sum(1 for row in rows for t in row.tokens[1:].tolist() if t == EOS)
     padding = sum(8 + 1 - int(row.docs[-1, 0]) for row in rows if row.docs[-1, 1] == -1)
