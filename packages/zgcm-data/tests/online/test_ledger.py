@@ -119,6 +119,7 @@ def test_a_missing_ledger_has_no_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_counts_are_summed_over_ranks(tmp_path: Path, shards25: ShardSet, world: int) -> None:
     import torch.distributed as dist
+
     from zgcm_testing import run_ranks
 
     def rank_run(rank: int, size: int) -> None:
