@@ -47,13 +47,13 @@ class ReadingModel:
 
 def test_a_model_that_reads_everything_retrieves_everything():
     report = evaluate_long_context(ReadingModel(), OPTIONS)
-    assert len(report.cells()) == 6
-    assert all(cell["retrieved"] == cell["preferred"] == 1.0 and cell["n"] == 2 for cell in report.cells())
+    assert len(report.rows()) == 6
+    assert all(cell["retrieved"] == cell["preferred"] == 1.0 and cell["n"] == 2 for cell in report.rows())
 
 
 def test_a_model_that_reads_only_the_end_fails_by_length_and_depth():
     report = evaluate_long_context(ReadingModel(span=380), OPTIONS)
-    shares = {(cell["length"], cell["depth"]): cell["retrieved"] for cell in report.cells()}
+    shares = {(cell["length"], cell["depth"]): cell["retrieved"] for cell in report.rows()}
     assert shares[900, 0.0] == shares[900, 0.5] == 0.0
     assert shares[400, 1.0] == shares[900, 1.0] == 1.0
 

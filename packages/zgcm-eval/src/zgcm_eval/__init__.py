@@ -6,13 +6,8 @@ measured.
 
 from zgcm_eval._version import __version__
 from zgcm_eval.frozen import HeldoutDocument, HeldoutSet, HeldoutSetError, freeze_heldout, load_heldout
-from zgcm_eval.heldout import (
-    DocumentScore,
-    DomainResult,
-    HeldoutOptions,
-    HeldoutReport,
-    evaluate_heldout,
-)
+from zgcm_eval.heldout import HeldoutOptions, evaluate_heldout
+from zgcm_eval.heldout_report import DocumentScore, DomainResult, HeldoutReport
 from zgcm_eval.protocol import LanguageModel, ScoringModel, TokenScores
 
 __all__ = [

@@ -79,7 +79,11 @@ class LongContextReport:
     digest: str
     trials: tuple[Trial, ...]
 
-    def cells(self) -> list[dict[str, Any]]:
+    def conditions(self) -> dict[str, object]:
+        """What two reports must share to be compared."""
+        return {"digest": self.digest}
+
+    def rows(self) -> list[dict[str, Any]]:
         """One row per length and depth: how many prompts, and the share retrieved and preferred."""
         keys = sorted({(trial.length, trial.depth) for trial in self.trials})
         rows = []
@@ -109,7 +113,7 @@ class LongContextReport:
             "format": FORMAT,
             "digest": self.digest,
             "n": len(self.trials),
-            "cells": self.cells(),
+            "cells": self.rows(),
             "trials": [asdict(trial) for trial in self.trials],
         }
 

@@ -84,6 +84,16 @@ class MemorizationReport:
         matched = sum(sample.matched for sample in self.samples)
         return matched / (len(self.samples) * self.options.continuation)
 
+    def conditions(self) -> dict[str, object]:
+        """What two reports must share to be compared."""
+        lengths = {"prefix": self.options.prefix, "continuation": self.options.continuation}
+        return {"digest": self.digest, **lengths}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row."""
+        shares = {"exact": self.exact, "partial": self.partial}
+        return [{"n": len(self.samples), "too_short": self.too_short, **shares}]
+
     def metrics(self) -> list[Metric]:
         """Both shares with their samples."""
         units, length = tuple(sample.id for sample in self.samples), self.options.continuation

@@ -1,9 +1,9 @@
 """A measured figure together with the parts it was summed from, which is what a paired comparison needs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,18 @@ class Metric:
 class Report(Protocol):
     """What every evaluation returns."""
 
-    @property
-    def digest(self) -> str:
-        """Equal for two reports that measured the same things."""
+    def conditions(self) -> dict[str, object]:
+        """What two reports must share to be compared."""
         ...
 
     def metrics(self) -> Sequence[Metric]:
         """The figures of the report with their parts."""
         ...
 
-    def as_dict(self) -> dict[str, object]:
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """The table that people read."""
+        ...
+
+    def as_dict(self) -> dict[str, Any]:
         """The report as JSON types."""
         ...

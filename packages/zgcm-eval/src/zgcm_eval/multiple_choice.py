@@ -110,6 +110,16 @@ class ChoicesReport:
         """Share of right answers by log-probability per byte."""
         return sum(question.right_per_byte for question in self.questions) / len(self.questions)
 
+    def conditions(self) -> dict[str, object]:
+        """What two reports must share to be compared."""
+        return {"digest": self.digest}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row."""
+        names = ("task", "n", "accuracy", "accuracy_per_byte", "shots_fewest", "shots_most")
+        record = self.as_dict()
+        return [{name: record[name] for name in names}]
+
     def metrics(self) -> list[Metric]:
         """Both accuracies with their questions."""
         units = tuple(question.id for question in self.questions)
