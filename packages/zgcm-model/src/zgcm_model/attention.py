@@ -117,4 +117,5 @@ class Attention(nn.Module):
         return projected
 
     def _heads(self, flat: Tensor) -> Tensor:
-        return flat.unflatten(-1, (-1, self.head_dim))
+        heads: Tensor = flat.unflatten(-1, (-1, self.head_dim))
+        return heads

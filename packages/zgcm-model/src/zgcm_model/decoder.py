@@ -1,6 +1,7 @@
-"""The decoder: embed, run the layers, normalize; the head is applied apart, because the loss does it in chunks."""
+"""The decoder: embed, run the layers, normalize; the head comes apart, because the loss applies it in chunks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +24,8 @@ class Decoder(nn.Module):
     Args:
         config: shapes and constants.
         kernel: an attention kernel or its name; ``auto`` picks by device at the first call.
-        linear: makes the projections of the layers from (in, out, bias=False); ``torch.nn.Linear`` when left out.
-            The head is always a ``torch.nn.Linear``.
+        linear: makes the projections of the layers from (in, out, bias=False); ``torch.nn.Linear`` when left
+            out. The head is always a ``torch.nn.Linear``.
 
     Attributes:
         first_position: maps the number of positions at hand to the position of the first one. Always 0 unless
@@ -70,8 +71,8 @@ class Decoder(nn.Module):
             Hidden states; ``logits`` or the loss applies the head.
 
         Raises:
-            ValueError: an id is outside the vocabulary, the sequence is too long, the shapes of ids differ, or
-                cache and documents are mixed.
+            ValueError: an id is outside the vocabulary, the sequence is too long, the shapes of ids differ,
+                or cache and documents are mixed.
         """
         self._check(token_ids, document_ids, cache)
         positions = self._positions(token_ids, cache)
@@ -121,6 +122,10 @@ class Decoder(nn.Module):
             float32 sum and int64 count.
         """
         return chunked_lm_terms(hidden, self.head_weight(), targets, loss_mask, z_loss=z_loss)
+
+    def blocks(self) -> list[Block]:
+        """Return the layers with their type."""
+        return list(cast("Iterable[Block]", self.layers))
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the token embedding."""

@@ -55,7 +55,7 @@ def _standard_deviations(decoder: Decoder) -> dict[int, float]:
             scales[id(module.weight)] = 0.0
         elif isinstance(weight := getattr(module, "_parameters", {}).get("weight"), nn.Parameter):
             scales[id(weight)] = config.init_std
-    for block in decoder.layers:
+    for block in decoder.blocks():
         for output in (block.attention.o_proj, block.feed_forward.down_proj):
             scales[id(output._parameters["weight"])] = residual
     return scales

@@ -32,7 +32,8 @@ def causal_lm_terms(
         float32 loss sum and int64 count of targets; (0, 0) with a usable graph when nothing counts.
 
     Raises:
-        ValueError: shapes differ, the mask holds anything but 0 and 1, or a counted target is outside the vocabulary.
+        ValueError: shapes differ, the mask holds anything but 0 and 1, or a counted target is outside the
+            vocabulary.
 
     Source: handbook of pretraining, rules R1 and R2.
     """
@@ -175,8 +176,8 @@ def _check_targets(targets: Tensor, vocab_size: int) -> None:
     low, high = (int(x) for x in targets.aminmax())
     if low < 0 or high >= vocab_size:
         raise ValueError(
-            f"targets holds {low if low < 0 else high} where the loss mask is set, outside [0, {vocab_size}); "
-            "clear the mask there or use the right tokenizer"
+            f"targets holds {low if low < 0 else high} where the loss mask is set, outside "
+            f"[0, {vocab_size}); clear the mask there or use the right tokenizer"
         )
 
 

@@ -16,7 +16,8 @@ class _RmsNorm(torch.autograd.Function):
         mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])
         scale = mean_square.add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).mul_(weight.float()).to(x.dtype)
+        out: Tensor = (wide * scale).mul_(weight.float()).to(x.dtype)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None]:
@@ -43,7 +44,7 @@ def rms_norm(
     Returns:
         The normalized rows, in the dtype of ``x``.
 
-    Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"; ZGCM-1 reference (scale in float32).
+    Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".
     """
     out: Tensor = _RmsNorm.apply(x, weight, eps)
     return out

@@ -90,6 +90,7 @@ def check_layers(content: Mapping[str, Any], expected: Mapping[str, Any]) -> Non
     Raises:
         ValueError: a layer has another attention type or gate than the pattern gives.
     """
+    every = expected["window_attn_skip_freq"]
     for key in ("layer_types", "attention_gate_layers"):
         given, wanted = content.get(key), list(expected[key])
         if given is None or list(given) == wanted:
@@ -97,6 +98,6 @@ def check_layers(content: Mapping[str, Any], expected: Mapping[str, Any]) -> Non
         wrong = [i for i, pair in enumerate(zip(given, wanted, strict=False)) if pair[0] != pair[1]]
         where = f"{given[wrong[0]]!r} at layer {wrong[0]}" if wrong else f"{len(given)} entries"
         raise ValueError(
-            f"config.json: {key} has {where}, which window_attn_skip_freq={expected['window_attn_skip_freq']} "
-            f"and num_hidden_layers={len(wanted)} do not give; only this regular pattern is supported"
+            f"config.json: {key} has {where}, which window_attn_skip_freq={every} and "
+            f"{len(wanted)} layers do not give; only this regular pattern is supported"
         )

@@ -4,7 +4,9 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,7 +54,7 @@ def save_pretrained(
         total += sum(_bytes(tensor) for tensor in tensors.values())
         index |= dict.fromkeys(tensors, file)
         if writes:
-            _replace(folder / file, lambda path, content=tensors: _save(content, path))
+            _replace(folder / file, partial(_save, tensors))
     if writes:
         config = replace(decoder.config, vocab_size=rows, vocab_padding=0)
         if len(plan) > 1:
@@ -198,7 +200,7 @@ def _full(key: str, parameter: Tensor, vocab_rows: int) -> Tensor:
 
 
 def _fit(key: str, stored: Tensor, parameter: Tensor, config: ModelConfig) -> Tensor:
-    """Pad a vocabulary table with zero rows where the config says so; refuse any other difference of shape."""
+    """Pad a vocabulary table with zero rows where the config says so; refuse any other shape."""
     rows = config.vocab_size - config.vocab_padding
     expected = [rows, *parameter.shape[1:]] if key in _VOCABULARY else list(parameter.shape)
     if list(stored.shape) != expected and not (key in _VOCABULARY and stored.shape == parameter.shape):
@@ -215,8 +217,8 @@ def _check_keys(expected: set[str], given: set[str]) -> None:
     missing, unexpected = sorted(expected - given), sorted(given - expected)
     if missing or unexpected:
         raise ValueError(
-            f"the files do not fit the model; missing: {_listed(missing)}; unexpected: {_listed(unexpected)}; "
-            "use the config.json that belongs to these weights"
+            f"the files do not fit the model; missing: {_listed(missing)}; "
+            f"unexpected: {_listed(unexpected)}; use the config.json that belongs to these weights"
         )
 
 
@@ -238,21 +240,25 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    partial = path.with_name(path.name + ".partial")
-    write(partial)
-    partial.replace(path)
+    unfinished = path.with_name(path.name + ".partial")
+    write(unfinished)
+    unfinished.replace(path)
 
 
-def _write_json(path: Path, content: dict[str, object]) -> None:
+def _write_json(path: Path, content: dict[str, Any]) -> None:
     text = json.dumps(content, indent=2) + "\n"
-    _replace(path, lambda partial: partial.write_text(text, encoding="utf-8") and None)
+    _replace(path, lambda unfinished: _write_text(text, unfinished))
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path} does not exist; point at a folder that holds config.json and its weights")
     try:
-        content: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is no JSON ({error}); copy it again") from error
     return content

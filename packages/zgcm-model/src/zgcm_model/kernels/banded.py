@@ -68,29 +68,30 @@ def _attend_masked(
 def _attend_blocks(
     query: Tensor, key: Tensor, value: Tensor, window: int, documents: Documents | None
 ) -> Tensor:
-    block, lookback, past = _block_length(window), window - 1, key.shape[1] - query.shape[1]
-    first = past + block
+    block, lookback = _block_length(window), window - 1
+    first = key.shape[1] - query.shape[1] + block
     leading_key, keys = cut_blocks(key, first, block, lookback)
     leading_value, values = cut_blocks(value, first, block, lookback)
     leading, rest = query.split((block, query.shape[1] - block), dim=1)
-    leading_documents = None
-    if documents is not None:
-        parent, keys_length = documents, key.shape[1]
-        leading_documents = documents.derive(
-            ("leading", window),
-            lambda: Documents(parent.query_ids[:, :block], parent.keys(keys_length)[:, :first]),
-        )
+    leading_documents = None if documents is None else _leading_documents(documents, block, first)
     head = _attend_masked(leading, leading_key, leading_value, window, leading_documents)
     missing = -rest.shape[1] % block
     queries = F.pad(rest, (0, 0, 0, 0, 0, missing)) if missing else rest
     queries = queries.unflatten(1, (-1, block)).flatten(0, 1)
-    mask = _block_mask(window, past, documents, queries)
-    tail = fused_attention(queries, keys, values, mask=mask)
+    tail = fused_attention(queries, keys, values, mask=_block_mask(window, first, documents, queries))
     tail = tail.unflatten(0, (query.shape[0], -1)).flatten(1, 2)[:, : rest.shape[1]]
     return torch.cat((head, tail), dim=1)
 
 
-def _block_mask(window: int, past: int, documents: Documents | None, queries: Tensor) -> Tensor:
+def _leading_documents(documents: Documents, block: int, first: int) -> Documents:
+    def build() -> Documents:
+        keys = documents.keys(documents.query_ids.shape[1] + first - block)
+        return Documents(documents.query_ids[:, :block], keys[:, :first])
+
+    return documents.derive(("leading", block, first), build)
+
+
+def _block_mask(window: int, first: int, documents: Documents | None, queries: Tensor) -> Tensor:
     """Return the additive mask of all blocks but the first: [S, S + L], or one per block with documents."""
     block, lookback = queries.shape[1], window - 1
     keys = torch.arange(lookback + block, device=queries.device)
@@ -99,15 +100,11 @@ def _block_mask(window: int, past: int, documents: Documents | None, queries: Te
         return additive(band, queries.dtype)
 
     def build() -> Tensor:
-        own, _ = block_views(documents.query_ids, block, block, 0)
-        # Queries that only pad are filled with zeros on both sides, so that each still sees itself.
-        blocks = torch.cat(
-            block_views(documents.keys(past + documents.query_ids.shape[1]), past + block, block, lookback)[
-                ::-1
-            ],
-            dim=2,
-        )
-        same = own.unsqueeze(-1) == blocks.unsqueeze(-2)
+        key_ids = documents.keys(documents.query_ids.shape[1] + first - block)
+        own_queries, _ = block_views(documents.query_ids, block, block, 0)
+        own_keys, before = block_views(key_ids, first, block, lookback)
+        # Positions that only pad carry zeros on both sides, so that each of their queries still sees itself.
+        same = own_queries.unsqueeze(-1) == torch.cat((before, own_keys), dim=2).unsqueeze(-2)
         return additive((band & same).flatten(0, 1).unsqueeze(1), queries.dtype)
 
-    return documents.derive(("blocks", window, queries.dtype), build)
+    return documents.derive(("blocks", window, first, queries.dtype), build)

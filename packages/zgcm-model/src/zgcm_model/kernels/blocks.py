@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class _CutBlocks(torch.autograd.Function):
-    """[B, T, K, H] -> the first ``first`` positions, and blocks of ``lookback + block`` that end where they end."""
+    """[B, T, K, H] -> the leading positions, and blocks with the look-back of each in front."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, first: int, block: int, lookback: int) -> tuple[Tensor, Tensor]:

@@ -16,16 +16,12 @@ _LOG = logging.getLogger("zgcm_model")
 class AutoKernel:
     """Picks a kernel at the first call, by the device of the queries, and logs the choice once.
 
-    ``picked`` holds the choice; it is None until the first call.
+    ``picked`` holds the choice and ``name`` says it; before the first call they are None and ``auto``.
     """
 
     def __init__(self) -> None:
+        self.name = "auto"
         self.picked: AttentionKernel | None = None
-
-    @property
-    def name(self) -> str:
-        """Say ``auto``, and what was picked once it is known."""
-        return "auto" if self.picked is None else f"auto ({self.picked.name})"
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, window: int | None, documents: Documents | None
@@ -33,6 +29,7 @@ class AutoKernel:
         """Attend with the kernel of this device."""
         if self.picked is None:
             self.picked = make_kernel(choose_kernel(query.device))
+            self.name = f"auto ({self.picked.name})"
             _LOG.info("attention kernel %r was picked for device %s", self.picked.name, query.device)
         return self.picked(query, key, value, window=window, documents=documents)
 

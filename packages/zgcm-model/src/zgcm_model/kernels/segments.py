@@ -13,7 +13,8 @@ def find_segments(ids: Tensor) -> list[int] | None:
         ids: int [B, T], document of each position.
 
     Returns:
-        Lengths that sum to B * T, none reaching over a row's end; None when a row returns to an earlier document.
+        Lengths that sum to B * T, none reaching over a row's end; None when a row returns to an earlier
+        document.
     """
     lengths: list[int] = []
     for row in ids:

@@ -1,0 +1,17 @@
+import pytest
+import torch
+
+from zgcm_model import ModelConfig
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def toy() -> ModelConfig:
+    """Seven layers (one global), window 4, two query heads per key head."""
+    return ModelConfig(97, 32, 48, 7, 4, 2, 16, window=4, max_positions=512)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
