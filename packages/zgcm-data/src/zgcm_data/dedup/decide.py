@@ -1,0 +1,89 @@
+"""Which of several equal or nearly equal documents stays.
+
+The survivor of a cluster is the document with the best decision (keep before review), then the most bytes,
+then the smallest id. Two documents are near duplicates when they share an LSH band and their signatures
+estimate a similarity of at least the threshold; inside a bucket every document is compared with its
+smallest id, so the work grows linearly with the size of a bucket.
+"""
+
+from typing import Any
+
+from zgcm_data import engine
+from zgcm_data.dedup.clusters import connected_components
+from zgcm_data.dedup.signatures import band_frame, similarity
+from zgcm_data.recipe import DedupRecipe
+
+
+def decide_duplicates(signatures: Any, recipe: DedupRecipe) -> Any:
+    """Decide for every document whether it stays.
+
+    Args:
+        signatures: A collected or stored frame, see ``signature_frame``.
+        recipe: Bands, rows and threshold.
+
+    Returns:
+        A collected frame (id, kind, match, similarity): ``kind`` is ``""`` for a survivor, else
+        ``"exact"`` or ``"near"`` with the id of the survivor.
+    """
+    column = engine.daft().col
+    exact = survivors(signatures, "content_key")
+    exact = exact.select("id", "content_key", "bytes", "rank", "shingles", "signature", "survivor").collect()
+    first = exact.where(column("id") == column("survivor")).exclude("survivor")
+    pairs = near_pairs(first, recipe).collect()
+    near = near_matches(first, pairs, recipe)
+    lit = engine.daft().lit
+    copies = exact.where(column("id") != column("survivor"))
+    copies = copies.select(
+        "id", lit("exact").alias("kind"), column("survivor").alias("match"), lit(1.0).alias("similarity")
+    )
+    removed = copies.concat(near)
+    kept = signatures.select("id").join(removed.select("id"), on="id", how="anti")
+    kept = kept.select("id", lit("").alias("kind"), lit("").alias("match"), lit(0.0).alias("similarity"))
+    return follow(removed.concat(kept)).collect()
+
+
+def near_pairs(frame: Any, recipe: DedupRecipe) -> Any:
+    """Return the pairs (id, match, similarity) of near duplicates, each with ``match`` before ``id``."""
+    column = engine.daft().col
+    bands = band_frame(frame, recipe, rows=recipe.rows).collect()
+    buckets = bands.groupby("band").agg(column("id").min().alias("match"), column("id").count().alias("size"))
+    buckets = buckets.where(column("size") > 1).select("band", "match")
+    pairs = (
+        bands.join(buckets, on="band").where(column("id") != column("match")).select("id", "match").distinct()
+    )
+    return similarity(pairs, frame, recipe).where(column("similarity") >= recipe.threshold)
+
+
+def near_matches(frame: Any, pairs: Any, recipe: DedupRecipe) -> Any:
+    """Return (id, kind, match, similarity) of the documents that near deduplication removes."""
+    column, lit = engine.daft().col, engine.daft().lit
+    if pairs.count_rows() == 0:
+        empty = frame.where(lit(False))
+        return empty.select(
+            "id", lit("near").alias("kind"), column("id").alias("match"), lit(0.0).alias("similarity")
+        )
+    members = frame.join(connected_components(pairs), on="id")
+    ranked = survivors(members, "cluster").where(column("id") != column("survivor"))
+    matched = similarity(ranked.select("id", column("survivor").alias("match")), frame, recipe)
+    return matched.select("id", lit("near").alias("kind"), "match", "similarity")
+
+
+def survivors(frame: Any, group: str) -> Any:
+    """Add the id of the survivor of each row's ``group``."""
+    functions, column = engine.daft().functions, engine.daft().col
+    frame = frame.with_column("size", 0 - column("bytes"))
+    window = engine.daft().Window().partition_by(group).order_by("rank", "size", "id")
+    window = window.rows_between(
+        engine.daft().Window.unbounded_preceding, engine.daft().Window.unbounded_following
+    )
+    return frame.with_column("survivor", functions.first_value(column("id")).over(window)).exclude("size")
+
+
+def follow(decisions: Any) -> Any:
+    """Point exact copies of a document that near deduplication removed at the one that stays."""
+    column = engine.daft().col
+    final = decisions.where(column("kind") == "near")
+    final = final.select(column("id").alias("match"), column("match").alias("last"))
+    joined = decisions.join(final, on="match", how="left")
+    match = column("last").fill_null(column("match")).alias("match")
+    return joined.select("id", "kind", match, "similarity")

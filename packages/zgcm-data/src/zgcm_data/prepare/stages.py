@@ -1,0 +1,150 @@
+"""Score general text, choose and order the documents of both stages."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from zgcm_data import engine
+from zgcm_data.prepare.steps import Steps
+from zgcm_data.complexity import METRIC, frequency_table, save_scale, score_frame, words_frame
+from zgcm_data.curriculum import APART, choose, curriculum_order, shuffle_order, without_outliers
+from zgcm_data.dedup import exclude
+from zgcm_data.mixture import source_quotas
+from zgcm_data.recipe import BuildRecipe, StageRecipe
+from zgcm_data.records import CorpusError
+
+STAGE_1_PART = 4
+Quotas = dict[tuple[str, str], int]
+
+
+def score(steps: Steps, heldout: dict[str, Any]) -> dict[str, Any]:
+    """Score the natural-language documents of the pool; writes ``work/scores`` and ``complexity.json``."""
+    scores, scale_file = steps.work / "scores", steps.out / "complexity.json"
+    column = engine.daft().col
+
+    def work(tell: Any) -> dict[str, Any]:
+        pool = engine.read(steps.work / "pool").where(~column("category").is_in(list(APART))).select("id")
+        texts = engine.read(steps.work / "clean").select("id", "text").join(pool, on="id", how="semi")
+        frame = words_frame(texts)
+        counts = frequency_table(frame)
+        tell(0.5, f"{len(counts):,} different words")
+        scale = score_frame(frame, counts, scores)
+        save_scale(scale, scale_file)
+        return {"metric": METRIC, "words": scale.total, "types": scale.types}
+
+    return steps.run("score", {"pool": heldout["key"], "metric": METRIC}, [scores, scale_file], work)
+
+
+def order_stage_1(
+    steps: Steps, recipe: BuildRecipe, tokens: dict[str, Any], scored: dict[str, Any]
+) -> dict[str, Any]:
+    """Choose and order stage 1; writes ``work/stage1``."""
+    target = steps.work / "stage1"
+    column = engine.daft().col
+
+    def work(tell: Any) -> dict[str, Any]:
+        pool = usable(steps)
+        apart = column("category").is_in(list(APART))
+        natural = pool.where(~apart).select("id").join(engine.read(steps.work / "scores"), on="id")
+        cut = recipe.curriculum
+        inside, bounds = without_outliers(natural, cut.low_quantile, cut.high_quantile)
+        stays = (
+            pool.where(apart)
+            .concat(pool.where(~apart).join(inside.select("id"), on="id", how="semi"))
+            .collect()
+        )
+        rows = recipe.stage1.rows or held(pool) // recipe.sequence_length // STAGE_1_PART
+        quotas, available = plan(stays, rows * recipe.sequence_length + 1, recipe.stage1, "stage1")
+        chosen = choose(stays, quotas, f"stage1:{cut.seed}", recipe.stage1.max_epochs)
+        engine.write(with_ordinals(steps, curriculum_order(chosen, inside, f"curriculum:{cut.seed}")), target)
+        outliers = natural.count_rows() - inside.count_rows()
+        return summary(rows, quotas, available) | {"outliers": outliers, "bounds": bounds}
+
+    inputs = {"tokens": tokens["key"], "scores": scored["key"], "stage": asdict(recipe.stage1)}
+    inputs |= {"curriculum": asdict(recipe.curriculum), "length": recipe.sequence_length}
+    return steps.run("order-1", inputs, [target], work)
+
+
+def order_stage_2(steps: Steps, recipe: BuildRecipe, stage1: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what stage 1 holds, choose and shuffle stage 2; writes ``work/cross_stage`` and ``work/stage2``."""
+    target, crossed = steps.work / "stage2", steps.work / "cross_stage"
+    column = engine.daft().col
+
+    def work(tell: Any) -> dict[str, Any]:
+        pool = usable(steps)
+        first = engine.read(steps.work / "stage1").select("id").distinct().collect()
+        signatures = engine.read(steps.work / "signatures")
+        candidates = signatures.join(pool.select("id"), on="id", how="semi").join(first, on="id", how="anti")
+        matches = exclude(candidates, signatures.join(first, on="id", how="semi"), recipe.dedup)
+        engine.write(matches.sort("id"), crossed)
+        tell(0.5, "choosing")
+        gone = first.concat(matches.select("id"))
+        rest = pool.join(gone, on="id", how="anti").collect()
+        rows = recipe.stage2.rows or max(held(rest) - 1, 0) // recipe.sequence_length
+        quotas, available = plan(rest, rows * recipe.sequence_length + 1, recipe.stage2, "stage2")
+        chosen = choose(rest, quotas, f"stage2-choice:{recipe.stage2.seed}", recipe.stage2.max_epochs)
+        engine.write(with_ordinals(steps, shuffle_order(chosen, recipe.stage2.seed)), target)
+        kinds = matches.groupby("kind").agg(column("id").count().alias("documents"))
+        removed = {row["kind"]: row["documents"] for row in engine.rows(kinds)}
+        same = {"same": first.count_rows(), "exact": removed.get("exact", 0), "near": removed.get("near", 0)}
+        return summary(rows, quotas, available) | {"left_out": same}
+
+    inputs = {"stage1": stage1["key"], "stage": asdict(recipe.stage2), "dedup": asdict(recipe.dedup)}
+    return steps.run("order-2", inputs, [target, crossed], work)
+
+
+def usable(steps: Steps) -> Any:
+    """Return (id, source, category, tokens) of the documents of two tokens or more."""
+    column = engine.daft().col
+    frame = engine.read(steps.work / "tokens").select("id", "source", "category", "tokens")
+    return frame.where(column("tokens") >= 2).collect()
+
+
+def held(frame: Any) -> int:
+    """Return the tokens of a pool, end-of-document tokens included."""
+    column = engine.daft().col
+    total = engine.rows(frame.agg((column("tokens") + 1).sum().alias("total")))[0]["total"]
+    return int(total or 0)
+
+
+def plan(frame: Any, total: int, stage: StageRecipe, name: str) -> tuple[Quotas, Quotas]:
+    """Return tokens wanted and tokens held per (category, source).
+
+    Raises:
+        CorpusError: If the stage cannot be filled; names the stage and both numbers.
+    """
+    column = engine.daft().col
+    sums = frame.groupby("category", "source").agg((column("tokens") + 1).sum().alias("tokens"))
+    available = {(row["category"], row["source"]): int(row["tokens"]) for row in engine.rows(sums)}
+    available = dict(sorted(available.items()))
+    if total <= 1:
+        raise CorpusError(f"{name}: the corpus does not fill one row; add text or lower sequence_length")
+    try:
+        return source_quotas(total, available, stage.shares, stage.max_epochs), available
+    except CorpusError as error:
+        raise CorpusError(f"{name}: {error}") from error
+
+
+def with_ordinals(steps: Steps, order: Any) -> Any:
+    """Add each document's number within its source."""
+    ordinals = engine.read(steps.work / "pool").select("id", "ordinal")
+    return order.join(ordinals, on="id").sort("position")
+
+
+def summary(
+    rows: int, quotas: Mapping[tuple[str, str], int], available: Mapping[tuple[str, str], int]
+) -> dict[str, Any]:
+    """Return a stage's plan as a table that goes into ``build.json``."""
+    total = sum(quotas.values())
+    sources = [
+        {
+            "category": category,
+            "source": source,
+            "tokens": tokens,
+            "available": available[category, source],
+            "share": tokens / total,
+            "epochs": tokens / available[category, source],
+        }
+        for (category, source), tokens in sorted(quotas.items())
+    ]
+    return {"rows": rows, "tokens": total, "sources": sources}

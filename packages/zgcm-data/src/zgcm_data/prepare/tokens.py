@@ -1,0 +1,147 @@
+"""Train the tokenizer and encode the pool into one flat file of token ids."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zgcm_data import engine
+from zgcm_data.prepare.steps import Steps, file_digest
+from zgcm_data.recipe import BuildRecipe, TokenizerRecipe
+from zgcm_data.tokenizer import Tokenizer, library, train_tokenizer
+
+BATCH_CHARACTERS = 4_000_000
+
+
+def make_tokenizer(steps: Steps, recipe: BuildRecipe, heldout: dict[str, Any]) -> dict[str, Any]:
+    """Write ``tokenizer.json``: a copy of the given one, or one trained on a sample of the pool.
+
+    Args:
+        steps: The step runner.
+        recipe: The recipe.
+        heldout: Result of the held-out step, which leaves the pool.
+
+    Returns:
+        Digest, vocabulary size and end-of-document id.
+    """
+    target, wish = steps.out / "tokenizer.json", recipe.tokenizer
+
+    def work(tell: Any) -> dict[str, Any]:
+        if wish.path:
+            shutil.copyfile(wish.path, target)
+            tokenizer = Tokenizer(target, wish.eos)
+        else:
+            texts = sample(steps, wish)
+            tell(0.3, f"training on {sum(map(len, texts)) / 1e6:.1f} million characters")
+            tokenizer = train_tokenizer(texts, target, vocab_size=wish.vocab_size, eos=wish.eos)
+        return {"sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size, "eos_id": tokenizer.eos_id}
+
+    given = file_digest(Path(wish.path)) if wish.path else ""
+    inputs = {
+        "tokenizer": asdict(wish) | {"path": given},
+        "pool": "" if wish.path else heldout["key"],
+        "library": library().__version__,
+    }
+    return steps.run("tokenizer", inputs, [target], work)
+
+
+def sample(steps: Steps, recipe: TokenizerRecipe) -> list[str]:
+    """Return training texts for the tokenizer, chosen and ordered by keyed hash."""
+    column, lit = engine.daft().col, engine.daft().lit
+    pool = engine.read(steps.work / "pool").with_column(
+        "place", engine.keyed(column("id"), f"tokenizer:{recipe.seed}")
+    )
+    pool = pool.with_column("all", lit(0))
+    until = engine.running_sum(column("bytes"), partition=("all",), order=("place", "id"))
+    chosen = pool.with_column("before", until - column("bytes")).where(column("before") < recipe.sample_bytes)
+    texts = engine.read(steps.work / "clean").select("id", "text").join(chosen.select("id", "place"), on="id")
+    result: list[str] = texts.sort(["place", "id"]).select("text").to_pydict()["text"]
+    return result
+
+
+def tokenize(
+    steps: Steps, recipe: BuildRecipe, heldout: dict[str, Any], tokenizer: dict[str, Any]
+) -> dict[str, Any]:
+    """Encode every document of the pool into ``work/tokens/ids.bin`` with a table of where each one lies."""
+    target = steps.work / "tokens"
+
+    def work(tell: Any) -> dict[str, Any]:
+        encoder = Tokenizer(steps.out / "tokenizer.json", recipe.tokenizer.eos)
+        temporary = engine.fresh_folder(target)
+        total = heldout["pool"]
+        count = write_tokens(
+            texts(steps), encoder, temporary, lambda done: tell(done / total, f"{done:,} documents")
+        )
+        engine.replace_folder(temporary, target)
+        return {"documents": total, "tokens": count}
+
+    inputs = {"pool": heldout["key"], "tokenizer": tokenizer["sha256"]}
+    return steps.run("tokenize", inputs, [target], work)
+
+
+def texts(steps: Steps) -> Iterator[Any]:
+    """Stream the pool as Arrow batches of (id, text, source, category)."""
+    pool = engine.read(steps.work / "pool").select("id")
+    frame = engine.read(steps.work / "clean").select("id", "text", "source", "category")
+    yield from frame.join(pool, on="id", how="semi").to_arrow_iter()
+
+
+def write_tokens(stream: Iterator[Any], encoder: Tokenizer, folder: Path, tell: Any) -> int:
+    """Encode a stream of batches; returns the number of tokens."""
+    pyarrow = engine.arrow()
+    table: dict[str, list[Any]] = {name: [] for name in ("id", "source", "category", "start", "tokens")}
+    position = 0
+    with (folder / "ids.bin").open("wb") as file:
+        for batch in stream:
+            for part in pieces(batch):
+                for ids in encoder.encode(part.column("text").to_pylist()):
+                    file.write(ids.astype("<u4").tobytes())
+                    table["start"].append(position)
+                    table["tokens"].append(len(ids))
+                    position += len(ids)
+                for name in ("id", "source", "category"):
+                    table[name] += part.column(name).to_pylist()
+                tell(len(table["id"]))
+    pyarrow.parquet.write_table(pyarrow.table(table), folder / "part-000000.parquet")
+    return position
+
+
+def pieces(batch: Any) -> Iterator[Any]:
+    """Cut a batch so that no piece holds much more than a few million characters."""
+    lengths = np.cumsum([len(text) for text in batch.column("text").to_pylist()])
+    start = 0
+    while start < len(lengths):
+        base = int(lengths[start - 1]) if start else 0
+        stop = max(int(np.searchsorted(lengths, base + BATCH_CHARACTERS)), start + 1)
+        yield batch.slice(start, stop - start)
+        start = stop
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """Random access to the tokens of the pool.
+
+    Args:
+        ids: All token ids, one document after another, on disk.
+        place: Document id to (start, tokens).
+    """
+
+    ids: NDArray[np.uint32]
+    place: dict[str, tuple[int, int]]
+
+    @classmethod
+    def open(cls, folder: Path) -> "TokenStore":
+        """Open a folder that ``tokenize`` wrote."""
+        table = engine.read(folder).select("id", "start", "tokens").to_pydict()
+        places = zip(table["start"], table["tokens"], strict=True)
+        ids = np.memmap(folder / "ids.bin", dtype="<u4", mode="r")
+        return cls(ids, dict(zip(table["id"], places, strict=True)))
+
+    def document(self, name: str) -> NDArray[np.uint32]:
+        """Return the tokens of one document."""
+        start, count = self.place[name]
+        return self.ids[start : start + count]

@@ -1,0 +1,328 @@
+"""The build recipe: every choice of the offline pipeline in one TOML file."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from zgcm_data.records import CATEGORIES
+
+STAGE_2_SEED = 20260603
+
+
+@dataclass(frozen=True)
+class InputRecipe:
+    """Where documents come from.
+
+    Args:
+        path: A file or folder; empty means the embedded default corpus.
+        category: Category of documents that name none; empty guesses from the file name.
+        on_error: ``"refuse"`` stops at the first bad document, ``"skip"`` counts and reports it.
+        default_megabytes: Size to collect when ``path`` is empty.
+        fields: Name in the input of ``text``, ``id``, ``source``, ``category`` or ``license``.
+        profiles: Cleaning profile per source name.
+    """
+
+    path: str = ""
+    category: str = ""
+    on_error: str = "refuse"
+    default_megabytes: float = 28.0
+    fields: dict[str, str] = field(default_factory=dict)
+    profiles: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CleanRecipe:
+    """Limits of the cleaning steps, in characters.
+
+    Args:
+        min_chars: Shorter texts are dropped.
+        max_chars: Longer texts go to review.
+        include_review: Train on review documents too.
+        require_license: Documents without a license go to review.
+        sensitive_terms: Texts that hold one of these go to review.
+    """
+
+    min_chars: int = 16
+    max_chars: int = 2_000_000
+    include_review: bool = False
+    require_license: bool = False
+    sensitive_terms: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DedupRecipe:
+    """MinHash-LSH settings.
+
+    Args:
+        bands: Number of LSH bands.
+        rows: Hash values in each band.
+        ngram: Words (characters, where a script has no spaces) in a shingle.
+        threshold: Estimated similarity from which two documents are near duplicates.
+        min_shingles: Documents with fewer shingles take part in exact deduplication only.
+        exclude_threshold: The same threshold against held-out and stage-1 documents.
+    """
+
+    bands: int = 14
+    rows: int = 8
+    ngram: int = 5
+    threshold: float = 0.7
+    min_shingles: int = 16
+    exclude_threshold: float = 0.5
+
+
+@dataclass(frozen=True)
+class HeldoutRecipe:
+    """The frozen validation sets, one per domain (a domain is a category).
+
+    Args:
+        bytes: UTF-8 bytes to aim at in each domain.
+        max_document_bytes: Longer documents are not chosen while shorter ones exist.
+        max_fraction: Largest part of a domain that may be held out.
+        seed: Key of the choice.
+    """
+
+    bytes: int = 40_000
+    max_document_bytes: int = 8_000
+    max_fraction: float = 0.1
+    seed: int = 17
+
+
+@dataclass(frozen=True)
+class TokenizerRecipe:
+    """The tokenizer, trained here or given.
+
+    Args:
+        path: An existing ``tokenizer.json``; empty trains one.
+        vocab_size: Entries of a trained tokenizer, specials included.
+        sample_bytes: Training text for it, chosen by keyed hash.
+        eos: The end-of-document token.
+        seed: Key of the sample.
+    """
+
+    path: str = ""
+    vocab_size: int = 8192
+    sample_bytes: int = 6_000_000
+    eos: str = "<|endoftext|>"
+    seed: int = 23
+
+
+@dataclass(frozen=True)
+class CurriculumRecipe:
+    """What stage 1 leaves out of its order.
+
+    Args:
+        low_quantile: General text below this quantile of complexity is left out.
+        high_quantile: General text above this quantile is left out.
+        seed: Key of the choice and of the order of the other categories.
+    """
+
+    low_quantile: float = 0.005
+    high_quantile: float = 0.995
+    seed: int = 31
+
+
+@dataclass(frozen=True)
+class StageRecipe:
+    """Budget and mixture of one stage.
+
+    Args:
+        rows: Rows to write, exactly.
+        shares: Token share per category; empty takes what the corpus holds.
+        max_epochs: How often each document may be used, per category; 1 where not named.
+        seed: Key of the global shuffle (stage 2).
+    """
+
+    rows: int = 0
+    shares: dict[str, float] = field(default_factory=dict)
+    max_epochs: dict[str, int] = field(default_factory=dict)
+    seed: int = STAGE_2_SEED
+
+
+@dataclass(frozen=True)
+class BuildRecipe:
+    """Everything that decides what a build writes.
+
+    Args:
+        sequence_length: Tokens per row that are inputs (a row stores one more).
+        rows_per_shard: Rows in each shard file.
+        input: See ``InputRecipe``; likewise the others.
+    """
+
+    sequence_length: int = 512
+    rows_per_shard: int = 1024
+    input: InputRecipe = field(default_factory=InputRecipe)
+    clean: CleanRecipe = field(default_factory=CleanRecipe)
+    dedup: DedupRecipe = field(default_factory=DedupRecipe)
+    heldout: HeldoutRecipe = field(default_factory=HeldoutRecipe)
+    tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
+    curriculum: CurriculumRecipe = field(default_factory=CurriculumRecipe)
+    stage1: StageRecipe = field(default_factory=StageRecipe)
+    stage2: StageRecipe = field(default_factory=StageRecipe)
+
+    def __post_init__(self) -> None:
+        """Check what can be checked before any work is done."""
+        check_recipe(self)
+
+    @classmethod
+    def from_toml(cls, path: Path) -> "BuildRecipe":
+        """Read a recipe file.
+
+        Args:
+            path: A TOML file.
+
+        Returns:
+            The recipe.
+
+        Raises:
+            ValueError: If it is not TOML, or a key or value is wrong; the nearest key is suggested.
+        """
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not a TOML file: {error}") from error
+        return cls.from_dict(data)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "BuildRecipe":
+        """Make a recipe from nested dictionaries; unknown keys are refused.
+
+        Args:
+            data: The sections and keys that differ from the defaults.
+
+        Returns:
+            The recipe.
+        """
+        recipe = parse_section(cls, data, "")
+        assert isinstance(recipe, cls)
+        return recipe
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the complete recipe as nested dictionaries.
+
+        Returns:
+            What ``from_dict`` reads.
+        """
+        return asdict(self)
+
+
+def parse_section(kind: type, data: Mapping[str, Any], where: str) -> Any:
+    """Build the dataclass ``kind`` from a table, refusing unknown keys and wrong types.
+
+    Args:
+        kind: A dataclass.
+        data: The table.
+        where: Name of the section with a trailing dot, for messages.
+
+    Returns:
+        An instance of ``kind``.
+
+    Raises:
+        ValueError: Names the key, the value and the remedy.
+    """
+    hints = get_type_hints(kind)
+    known = [item.name for item in fields(kind)]
+    values = {}
+    for key, value in data.items():
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean {where}{near[0]}?" if near else f"known keys: {', '.join(known)}."
+            raise ValueError(f"unknown recipe key {where}{key}; {hint}")
+        values[key] = parse_value(hints[key], value, f"{where}{key}")
+    return kind(**values)
+
+
+def parse_value(kind: Any, value: Any, where: str) -> Any:
+    """Check one value against its declared type.
+
+    Args:
+        kind: A dataclass, a plain type, or a ``dict`` or ``list`` of plain types.
+        value: What the recipe says.
+        where: Full key, for messages.
+
+    Returns:
+        The value, with whole numbers widened to float where a float is declared.
+
+    Raises:
+        ValueError: If the type is wrong.
+    """
+    if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
+        return parse_section(kind, value, f"{where}.")
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is dict and isinstance(value, Mapping):
+        return {str(key): parse_value(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if origin is list and isinstance(value, list):
+        return [parse_value(arguments[0], item, where) for item in value]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if origin is None and isinstance(kind, type) and type(value) is kind:
+        return value
+    name = getattr(kind, "__name__", str(kind))
+    raise ValueError(f"recipe key {where} is {value!r}; it needs a value of type {name}")
+
+
+def check_recipe(recipe: BuildRecipe) -> None:
+    """Refuse values that cannot work.
+
+    Args:
+        recipe: The recipe.
+
+    Raises:
+        ValueError: Names the key, the value and the remedy.
+    """
+    positive = {
+        "sequence_length": recipe.sequence_length,
+        "rows_per_shard": recipe.rows_per_shard,
+        "dedup.bands": recipe.dedup.bands,
+        "dedup.rows": recipe.dedup.rows,
+        "dedup.ngram": recipe.dedup.ngram,
+        "heldout.bytes": recipe.heldout.bytes,
+        "tokenizer.sample_bytes": recipe.tokenizer.sample_bytes,
+    }
+    for key, value in positive.items():
+        require(value > 0, key, value, "a positive number")
+    require(
+        recipe.tokenizer.vocab_size >= 257,
+        "tokenizer.vocab_size",
+        recipe.tokenizer.vocab_size,
+        "at least 257",
+    )
+    require(0 < recipe.dedup.threshold <= 1, "dedup.threshold", recipe.dedup.threshold, "above 0, at most 1")
+    cut = recipe.curriculum
+    require(
+        0 <= cut.low_quantile < cut.high_quantile <= 1,
+        "curriculum.low_quantile",
+        cut.low_quantile,
+        "0 <= low < high <= 1",
+    )
+    require(
+        recipe.input.on_error in ("refuse", "skip"),
+        "input.on_error",
+        recipe.input.on_error,
+        "'refuse' or 'skip'",
+    )
+    for name, stage in (("stage1", recipe.stage1), ("stage2", recipe.stage2)):
+        require(stage.rows >= 0, f"{name}.rows", stage.rows, "0 or more")
+        for category, share in stage.shares.items():
+            require(category in CATEGORIES, f"{name}.shares", category, f"one of {', '.join(CATEGORIES)}")
+            require(share > 0, f"{name}.shares.{category}", share, "a positive number")
+        for category, epochs in stage.max_epochs.items():
+            require(epochs >= 1, f"{name}.max_epochs.{category}", epochs, "1 or more")
+
+
+def require(good: bool, key: str, value: object, remedy: str) -> None:
+    """Raise unless ``good``.
+
+    Args:
+        good: The condition.
+        key: Recipe key.
+        value: Its value.
+        remedy: What it must be.
+
+    Raises:
+        ValueError: If the condition does not hold.
+    """
+    if not good:
+        raise ValueError(f"recipe key {key} is {value!r}; it must be {remedy}")
