@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from zgcm_data.rows import PADDING_SOURCE, SOURCE, START, Integers, Row, Tokens
+from zgcm_data.rows import PADDING_SOURCE, SOURCE, START, Integers, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +64,43 @@ class Segments:
         return int(self.row[np.argmax(bad)]) if bool(bad.any()) else None
 
 
-def document_ids(segments: Segments) -> Integers:
-    """Return int64 ``[R, T]``: 0, 1, 2, ... for the documents of each row, -1 for padding."""
-    limit = segments.width - 1
-    lengths = np.minimum(segments.end, limit) - np.minimum(segments.start, limit)
-    values = np.where(segments.source == PADDING_SOURCE, -1, segments.number)
-    return np.repeat(values, lengths).reshape(segments.rows, limit)
-
-
-def loss_mask(segments: Segments, *, isolate: bool) -> npt.NDArray[np.bool_]:
-    """Return bool ``[R, T]``, true where the target counts in the loss.
+class RowFields:
+    """Document ids and loss masks of a block of rows, made for a few rows at a time.
 
     Args:
         segments: the rows.
-        isolate: leave out the first target of each document.
+        isolate: leave the first target of each document out of the loss.
     """
-    mask = np.ones((segments.rows, segments.width - 1), np.bool_)
-    if isolate:
-        first = segments.start > 0
-        mask[segments.row[first], segments.start[first] - 1] = False
-    for k in np.flatnonzero(segments.source == PADDING_SOURCE).tolist():
-        mask[segments.row[k], max(int(segments.start[k]) - 1, 0) : segments.end[k] - 1] = False
-    return mask
+
+    def __init__(self, segments: Segments, *, isolate: bool) -> None:
+        self._inputs = segments.width - 1
+        padding = segments.source == PADDING_SOURCE
+        ends = np.minimum(segments.end, self._inputs)
+        self._lengths = ends - np.minimum(segments.start, self._inputs)
+        self._ids = np.where(padding, -1, segments.number)
+        self._bounds = np.searchsorted(segments.row, np.arange(segments.rows + 1)).tolist()
+        target = segments.row * self._inputs + segments.start - 1
+        self._excluded = target[(segments.start > 0) & isolate]
+        floor = np.maximum(segments.start, 1) - 1
+        rows = segments.row[padding]
+        self._padded = np.stack([rows, floor[padding], segments.end[padding] - 1], axis=1)
+
+    def document_ids(self, first: int, stop: int) -> Integers:
+        """Return int64 ``[stop - first, T]``: 0, 1, 2, ... for the documents of each row, -1 for padding."""
+        part = slice(self._bounds[first], self._bounds[stop])
+        return np.repeat(self._ids[part], self._lengths[part]).reshape(stop - first, self._inputs)
+
+    def loss_mask(self, first: int, stop: int) -> npt.NDArray[np.bool_]:
+        """Return bool ``[stop - first, T]``, true where the target counts in the loss."""
+        mask = np.ones((stop - first, self._inputs), np.bool_)
+        if len(self._excluded):
+            low, high = np.searchsorted(self._excluded, [first * self._inputs, stop * self._inputs])
+            mask.reshape(-1)[self._excluded[low:high] - first * self._inputs] = False
+        if len(self._padded):
+            low, high = np.searchsorted(self._padded[:, 0], [first, stop])
+            for row, start, end in self._padded[low:high].tolist():
+                mask[row - first, start:end] = False
+        return mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +157,3 @@ def count_row(row: Row, eos_id: int, counts: Integers) -> None:
     found = count_sources(segments, last, 1, counts.shape[1], isolate=False)
     counts[0] += found.documents[0]
     counts[1] += found.tokens[0]
-
-
-def ends_in_last(tokens: Tokens | Integers, eos_id: int) -> npt.NDArray[np.bool_]:
-    """Return bool ``[R]``, whether the last token of each row is the end-of-document id."""
-    return np.asarray(tokens[:, -1] == eos_id)

@@ -1,24 +1,26 @@
 """From rows to batches: the part that every backend shares, so that their output is identical.
 
-Work is done for a block of several micro batches at once and cut afterwards, which keeps Python out of the
-cost per row.
+What must be looked up or counted is done for a block of many micro batches at once, which keeps Python out of
+the cost per row; tokens and masks are made one micro batch at a time, which keeps them in the cache.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from zgcm_data.loader.batch import Batch
-from zgcm_data.loader.options import LoaderOptions, RowSource
-from zgcm_data.masks import Segments, count_sources, document_ids, ends_in_last, loss_mask
+from zgcm_data.loader.options import LoaderOptions, RowBlock, RowSource
+from zgcm_data.masks import RowFields, Segments, SourceCounts, count_sources
 from zgcm_data.order import BatchPlan
 from zgcm_data.rows import PADDING_SOURCE, Integers
 from zgcm_data.shards.manifest import Manifest, ShardError
 
-BLOCK_TOKENS = 1 << 18
-"""Tokens read at once: large enough to spread the fixed cost, small enough to stay in the cache."""
+BLOCK_TOKENS = 1 << 20
+"""Tokens looked up at once; enough to spread the fixed cost of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,62 +51,114 @@ class Job:
         """Positions in the stage's order, all epochs together."""
         return len(self.source) * self.options.epochs
 
-    def blocks(self) -> list[tuple[int, int]]:
-        """Return (first micro step, number of micro steps) of each block."""
-        per_block = max(1, BLOCK_TOKENS // (self.plan.micro_batch * (self.manifest.sequence_length + 1)))
-        return [
-            (first, min(per_block, self.micro_steps - first))
-            for first in range(0, self.micro_steps, per_block)
-        ]
+    @property
+    def pin_memory(self) -> bool:
+        """Whether tensors are page-locked."""
+        wanted = self.options.pin_memory
+        return torch.cuda.is_available() if wanted is None else wanted
+
+    def blocks(self, tokens: int = BLOCK_TOKENS) -> list[tuple[int, int]]:
+        """Return (first micro step, number of micro steps) of blocks of about that many tokens."""
+        size = max(1, tokens // (self.plan.micro_batch * self.manifest.sequence_length))
+        return [(first, min(size, self.micro_steps - first)) for first in range(0, self.micro_steps, size)]
 
     def positions(self, first: int, count: int) -> Integers:
         """Return the positions of a block, int64 ``[count * micro_batch]``; -1 past the end of the stage."""
         rows = self.plan.rows(self.start, first, count).reshape(-1)
-        return np.where(rows < self.total, rows, -1) if len(rows) and rows[-1] >= self.total else rows
+        return np.where(rows < self.total, rows, -1) if rows[-1] >= self.total else rows
 
 
-def with_filler(docs: Integers, per_row: Integers, missing: int) -> tuple[Integers, Integers]:
-    """Add ``missing`` rows that are all padding to the docs tables of a block."""
-    filler = np.tile(np.array([[0, PADDING_SOURCE, -1, 0]], np.int64), (missing, 1))
-    return np.concatenate([docs, filler]), np.concatenate([per_row, np.ones(missing, np.int64)])
+class _Filled:
+    """A block that ends with rows of nothing but padding, to fill up the last update."""
+
+    def __init__(self, block: RowBlock | None, present: int, missing: int, eos_id: int) -> None:
+        self._block, self._present, self._eos_id = block, present, eos_id
+        filler = np.tile(np.array([[0, PADDING_SOURCE, -1, 0]], np.int64), (missing, 1))
+        ones = np.ones(missing, np.int64)
+        self.docs, self.per_row, self.last = filler, ones, ones * eos_id
+        if block is not None:
+            self.docs = np.concatenate([block.docs, filler])
+            self.per_row = np.concatenate([block.per_row, ones])
+            self.last = np.concatenate([block.last, ones * eos_id])
+
+    def read_tokens(self, first: int, out: npt.NDArray[np.int64]) -> None:
+        present = max(0, min(self._present - first, len(out)))
+        if self._block is not None and present:
+            self._block.read_tokens(first, out[:present])
+        out[present:] = self._eos_id
 
 
-def cut(
-    job: Job, positions: Integers, tokens: torch.Tensor, tables: tuple[Integers, Integers]
-) -> Iterator[Batch]:
-    """Turn a block of rows into micro batches.
+def look_up(job: Job, positions: Integers) -> RowBlock:
+    """Find rows by their positions, -1 standing for a row of filler."""
+    present = int((positions >= 0).sum())
+    block = job.source.block(positions[:present] % len(job.source)) if present else None
+    if block is not None and present == len(positions):
+        return block
+    return _Filled(block, present, len(positions) - present, job.manifest.eos_id)
+
+
+class BlockBatches:
+    """The micro batches of one block.
 
     Args:
         job: what is read.
-        positions: int64 ``[R]``, of the rows; -1 for rows of filler.
-        tokens: int64 ``[R, T+1]``, on the CPU or a GPU.
-        tables: docs tables of the rows, joined, and the entries of each.
+        first: first micro step.
+        count: micro steps of the block.
 
     Raises:
-        ShardError: a docs table cannot be true.
+        ShardError: the rows cannot be read as the manifest says.
     """
-    manifest, isolate, size = job.manifest, job.options.isolate_documents, job.plan.micro_batch
-    segments = Segments.of(*tables, tokens.shape[1])
-    fault = segments.first_fault(len(manifest.sources))
-    if fault is not None:
-        raise ShardError(f"row {int(positions[fault])} has an impossible docs table; its shard was altered")
-    last = ends_in_last(tokens[:, -1:].cpu().numpy(), manifest.eos_id)
-    counts = count_sources(segments, last, size, len(manifest.sources), isolate=isolate)
-    mask, documents = (
-        _place(loss_mask(segments, isolate=isolate), tokens),
-        _place(document_ids(segments), tokens),
+
+    def __init__(self, job: Job, first: int, count: int) -> None:
+        self._job, self.count = job, count
+        self._positions = job.positions(first, count)
+        self._block = look_up(job, self._positions)
+        sources, isolate = len(job.manifest.sources), job.options.isolate_documents
+        width = job.manifest.sequence_length + 1
+        segments = Segments.of(self._block.docs, self._block.per_row, width)
+        fault = segments.first_fault(sources)
+        if fault is not None:
+            row = int(self._positions[fault]) % len(job.source)
+            raise ShardError(f"row {row} has an impossible docs table; its shard was altered")
+        self._fields = RowFields(segments, isolate=isolate)
+        last = self._block.last == job.manifest.eos_id
+        self._counts = count_sources(segments, last, job.plan.micro_batch, sources, isolate=isolate)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self.batch(group, self.tokens(group)) for group in range(self.count))
+
+    def tokens(self, group: int) -> torch.Tensor:
+        """Read the tokens of a micro batch of the block."""
+        size = self._job.plan.micro_batch
+        shape = (size, self._job.manifest.sequence_length + 1)
+        tokens = torch.empty(shape, dtype=torch.int64, pin_memory=self._job.pin_memory)
+        self._block.read_tokens(group * size, tokens.numpy())
+        return tokens
+
+    def batch(self, group: int, tokens: torch.Tensor) -> Batch:
+        """Add masks, ids and counts to the tokens of a micro batch."""
+        size = self._job.plan.micro_batch
+        first, stop = group * size, (group + 1) * size
+        place = partial(_place, beside=tokens)
+        return Batch(
+            tokens,
+            place(self._fields.loss_mask(first, stop)),
+            place(self._fields.document_ids(first, stop)),
+            torch.from_numpy(self._positions[first:stop]),
+            *_sums(self._counts, group),
+        )
+
+
+def _sums(counts: SourceCounts, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        torch.from_numpy(counts.tokens[group]),
+        torch.from_numpy(counts.loss_tokens[group]),
+        torch.from_numpy(counts.documents[group]),
+        torch.from_numpy(counts.rows[group]),
     )
-    rows = torch.from_numpy(positions)
-    sums = [
-        torch.from_numpy(values)
-        for values in (counts.tokens, counts.loss_tokens, counts.documents, counts.rows)
-    ]
-    for group, first in enumerate(range(0, segments.rows, size)):
-        part = slice(first, first + size)
-        yield Batch(tokens[part], mask[part], documents[part], rows[part], *(total[group] for total in sums))
 
 
-def _place(values: np.ndarray, beside: torch.Tensor) -> torch.Tensor:
+def _place(values: npt.NDArray[np.generic], beside: torch.Tensor) -> torch.Tensor:
     """Put an array where ``beside`` is: on its device, page-locked if it is."""
     tensor = torch.from_numpy(values)
     if beside.is_cuda:

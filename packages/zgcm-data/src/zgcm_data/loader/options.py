@@ -12,6 +12,29 @@ from zgcm_data.shards.manifest import Manifest
 Remainder = Literal["drop", "pad"]
 
 
+class RowBlock(Protocol):
+    """Some rows: their docs tables at once, their tokens on demand."""
+
+    @property
+    def docs(self) -> Integers:
+        """The docs tables of the rows, joined, int64 ``[K, 4]``."""
+        ...
+
+    @property
+    def per_row(self) -> Integers:
+        """Entries of each row's docs table, int64 ``[n]``."""
+        ...
+
+    @property
+    def last(self) -> Integers:
+        """The last token of each row, int64 ``[n]``."""
+        ...
+
+    def read_tokens(self, first: int, out: npt.NDArray[np.int64]) -> None:
+        """Fill ``out`` ``[m, T+1]`` with the tokens of rows ``first`` to ``first + m - 1`` of the block."""
+        ...
+
+
 class RowSource(Protocol):
     """Rows in an order: a ``ShardSet``, or a Megatron prefix opened as rows."""
 
@@ -22,8 +45,8 @@ class RowSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read_block(self, rows: Integers, out: npt.NDArray[np.int64]) -> tuple[Integers, Integers]:
-        """Fill ``out`` ``[n, T+1]`` with the tokens of rows; return their docs tables and entries of each."""
+    def block(self, rows: Integers) -> RowBlock:
+        """Look up rows by global index, at least one."""
         ...
 
 
@@ -49,7 +72,7 @@ class LoaderOptions:
     epochs: int = 1
     remainder: Remainder = "drop"
     workers: int = 1
-    prefetch: int = 4
+    prefetch: int = 2
     timeout: float = 600.0
     pin_memory: bool | None = None
     device: str | None = None

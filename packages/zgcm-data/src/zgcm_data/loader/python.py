@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
-import torch
-
 from zgcm_data.loader.batch import Batch
-from zgcm_data.loader.fields import Job, cut, with_filler
+from zgcm_data.loader.fields import BlockBatches, Job
 
 
 def batches(job: Job) -> Iterator[Batch]:
@@ -26,7 +24,7 @@ def batches(job: Job) -> Iterator[Batch]:
     blocks = job.blocks()
     if job.options.workers == 0:
         for first, count in blocks:
-            yield from read_block(job, first, count)
+            yield from BlockBatches(job, first, count)
         return
     with _Readers(job) as readers:
         waiting: deque[Future[list[Batch]]] = deque()
@@ -36,21 +34,6 @@ def batches(job: Job) -> Iterator[Batch]:
                 yield from readers.wait(waiting.popleft())
         while waiting:
             yield from readers.wait(waiting.popleft())
-
-
-def read_block(job: Job, first: int, count: int) -> list[Batch]:
-    """Read ``count`` micro batches from micro step ``first`` on."""
-    positions = job.positions(first, count)
-    width = job.manifest.sequence_length + 1
-    pin = torch.cuda.is_available() if job.options.pin_memory is None else job.options.pin_memory
-    tokens = torch.empty((len(positions), width), dtype=torch.int64, pin_memory=pin)
-    present = int((positions >= 0).sum())
-    out = tokens.numpy()
-    tables = job.source.read_block(positions[:present] % len(job.source), out[:present])
-    if present < len(positions):
-        out[present:] = job.manifest.eos_id
-        tables = with_filler(*tables, len(positions) - present)
-    return list(cut(job, positions, tokens, tables))
 
 
 class _Readers:
@@ -74,7 +57,7 @@ class _Readers:
 
     def submit(self, first: int, count: int) -> "Future[list[Batch]]":
         future: Future[list[Batch]] = Future()
-        self._tasks.put((future, lambda: read_block(self._job, first, count)))
+        self._tasks.put((future, lambda: list(BlockBatches(self._job, first, count))))
         return future
 
     def wait(self, future: "Future[list[Batch]]") -> list[Batch]:

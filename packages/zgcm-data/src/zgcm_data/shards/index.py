@@ -10,6 +10,7 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from zgcm_data.rows import Integers
 from zgcm_data.shards.manifest import ShardError
@@ -53,9 +54,14 @@ def index_path(shard: Path) -> Path:
     return shard.with_suffix(".idx")
 
 
-def _digits(lines: np.ndarray, first: int, count: int) -> Integers:
-    block = lines[:, first : first + count].astype(np.int64) - ord("0")
-    return block @ (10 ** np.arange(count - 1, -1, -1, dtype=np.int64))
+def decimal(digits: npt.NDArray[np.uint8]) -> Integers:
+    """Return the numbers that rows of ASCII digits spell, int64 ``[n]`` from ``[n, digits]``."""
+    powers = 10 ** np.arange(digits.shape[1] - 1, -1, -1, dtype=np.int64)
+    return np.asarray((digits.astype(np.int64) - ord("0")) @ powers)
+
+
+def _digits(lines: npt.NDArray[np.uint8], first: int, count: int) -> Integers:
+    return decimal(lines[:, first : first + count])
 
 
 def parse(data: bytes, origin: str) -> tuple[Integers, Integers, Integers]:

@@ -49,8 +49,7 @@ class _Shard:
     def check_keys(self, offsets: Integers, rows: Integers) -> None:
         """Refuse rows whose member does not carry their key: the shard is not the one that was indexed."""
         words = self._words[(self._tokens[offsets] // 4 - tar.BLOCK // 4)[:, None] + np.arange(3)]
-        digits = np.ascontiguousarray(words).view(np.uint8) - ord("0")
-        found = digits.astype(np.int64) @ (10 ** np.arange(tar.KEY_DIGITS - 1, -1, -1, dtype=np.int64))
+        found = index.decimal(np.ascontiguousarray(words).view(np.uint8))
         wrong = np.flatnonzero(found != rows)
         if len(wrong):
             raise ShardError(
@@ -60,6 +59,7 @@ class _Shard:
 
     def read_tokens(self, offsets: Integers, out: npt.NDArray[np.int64]) -> None:
         """Copy the tokens of rows into ``out`` ``[n, T+1]``, one copy per stretch of even spacing."""
+        self.check_size()
         places = self._tokens[offsets]
         steps = np.diff(places)
         changes = [*(np.flatnonzero(steps[1:] != steps[:-1]) + 1).tolist(), len(steps)]
@@ -73,12 +73,47 @@ class _Shard:
             np.copyto(out[first : first + count], block)
             first += count
 
+    def last_tokens(self, offsets: Integers) -> Integers:
+        """Return the last token of each row."""
+        return self._words[self._tokens[offsets] // 4 + self._width - 1].astype(np.int64)
+
     def read_docs(self, offsets: Integers) -> tuple[Integers, Integers]:
         """Return the docs tables of rows, joined, and the entries of each."""
         longs = self._docs_bytes[offsets] // 8
         after = np.cumsum(longs)
         place = np.repeat(self._docs[offsets] // 8 - (after - longs), longs) + np.arange(after[-1])
         return self._longs[place].reshape(-1, 4), longs // 4
+
+
+class ShardRows:
+    """Some rows of a shard set: their docs tables at once, their tokens on demand.
+
+    Attributes:
+        docs: int64 ``[K, 4]``, the docs tables of the rows, joined.
+        per_row: int64 ``[n]``, entries of each row.
+        last: int64 ``[n]``, the last token of each row.
+    """
+
+    def __init__(self, parts: list[tuple[_Shard, slice, Integers]]) -> None:
+        self._parts = parts
+        tables = [shard.read_docs(offsets) for shard, _, offsets in parts]
+        self.docs = _joined([table for table, _ in tables])
+        self.per_row = _joined([entries for _, entries in tables])
+        self.last = _joined([shard.last_tokens(offsets) for shard, _, offsets in parts])
+
+    def read_tokens(self, first: int, out: npt.NDArray[np.int64]) -> None:
+        """Fill ``out`` ``[m, T+1]`` with the tokens of rows ``first`` to ``first + m - 1`` of the block."""
+        end = first + len(out)
+        for shard, place, offsets in self._parts:
+            low, high = max(first, place.start), min(end, place.stop)
+            if low < high:
+                shard.read_tokens(
+                    offsets[low - place.start : high - place.start], out[low - first : high - first]
+                )
+
+
+def _joined(arrays: list[Integers]) -> Integers:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 class ShardSet:
@@ -105,38 +140,30 @@ class ShardSet:
 
     def __getitem__(self, row: int) -> Row:
         self.order.locate(row)
+        block = self.block(np.array([row], np.int64))
         tokens = np.empty((1, self._width), np.int64)
-        docs, _ = self.read_block(np.array([row], np.int64), tokens)
-        return Row(tokens[0].astype(np.uint32), docs.astype(np.int64))
+        block.read_tokens(0, tokens)
+        return Row(tokens[0].astype(np.uint32), block.docs.astype(np.int64))
 
     def __iter__(self) -> Iterator[Row]:
         return (self[row] for row in range(len(self)))
 
-    def read_block(self, rows: Integers, out: npt.NDArray[np.int64]) -> tuple[Integers, Integers]:
-        """Read many rows at once, without Python work per row.
+    def block(self, rows: Integers) -> ShardRows:
+        """Look up many rows at once, without Python work per row.
 
         Args:
-            rows: int64 ``[n]``, global row indices inside the set.
-            out: int64 ``[n, T+1]``, filled with the tokens.
-
-        Returns:
-            The docs tables of the rows, joined, int64 ``[K, 4]``; and the entries of each, int64 ``[n]``.
+            rows: int64 ``[n]``, n >= 1, global row indices inside the set.
 
         Raises:
             ShardError: a shard or an index is missing, cut, altered or stale.
         """
-        docs, per_row = [], []
+        parts = []
         for number, place, offsets in self.order.split(rows):
             shard = self._shard(number)
             shard.check_size()
             shard.check_keys(offsets, rows[place])
-            shard.read_tokens(offsets, out[place])
-            table, entries = shard.read_docs(offsets)
-            docs.append(table)
-            per_row.append(entries)
-        if len(docs) == 1:
-            return docs[0], per_row[0]
-        return np.concatenate(docs), np.concatenate(per_row)
+            parts.append((shard, place, offsets))
+        return ShardRows(parts)
 
     def _shard(self, number: int) -> _Shard:
         with self._lock:

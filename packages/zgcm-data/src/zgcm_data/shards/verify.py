@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zgcm_data.masks import Segments, count_sources, ends_in_last
+from zgcm_data.masks import Segments, count_sources
 from zgcm_data.rows import Integers
 from zgcm_data.shards import index
 from zgcm_data.shards.manifest import FILE_NAME, Manifest, ShardError, ShardInfo, load_manifest
@@ -101,18 +101,18 @@ def _shard_of(shards: ShardSet, row: int) -> str:
 def _count_block(shards: ShardSet, rows: Integers, counts: Integers) -> Problem | None:
     manifest = shards.manifest
     tokens = np.empty((len(rows), manifest.sequence_length + 1), np.int64)
-    docs, per_row = shards.read_block(rows, tokens)
+    block = shards.block(rows)
+    block.read_tokens(0, tokens)
     high = np.flatnonzero(tokens.max(axis=1) >= manifest.vocab_size)
     if len(high):
         row = int(rows[high[0]])
         return Problem(_shard_of(shards, row), f"row {row} holds an id that is not in the vocabulary")
-    segments = Segments.of(docs, per_row, tokens.shape[1])
+    segments = Segments.of(block.docs, block.per_row, tokens.shape[1])
     fault = segments.first_fault(len(manifest.sources))
     if fault is not None:
         row = int(rows[fault])
         return Problem(_shard_of(shards, row), f"row {row} has an impossible docs table")
-    last = ends_in_last(tokens, manifest.eos_id)
-    found = count_sources(segments, last, len(rows), counts.shape[1], isolate=False)
+    found = count_sources(segments, block.last == manifest.eos_id, len(rows), counts.shape[1], isolate=False)
     counts[0] += found.documents[0]
     counts[1] += found.tokens[0]
     return None
