@@ -6,6 +6,7 @@ from zgcm_model.cache import DecoderCache
 from zgcm_model.config import ModelConfig, padded_vocab_size
 from zgcm_model.decoder import Decoder
 from zgcm_model.flops import FlopsBreakdown, flops_per_token
+from zgcm_model.generate import Sampling, generate, left_pad
 from zgcm_model.initialization import initialize
 from zgcm_model.interchange.huggingface import load_pretrained, load_weights, save_pretrained
 from zgcm_model.loss import causal_lm_terms, chunked_lm_terms, global_token_mean
@@ -15,13 +16,16 @@ __all__ = [
     "DecoderCache",
     "FlopsBreakdown",
     "ModelConfig",
+    "Sampling",
     "__version__",
     "attention",
     "causal_lm_terms",
     "chunked_lm_terms",
     "flops_per_token",
+    "generate",
     "global_token_mean",
     "initialize",
+    "left_pad",
     "load_pretrained",
     "load_weights",
     "padded_vocab_size",
