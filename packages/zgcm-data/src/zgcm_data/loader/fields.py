@@ -6,7 +6,6 @@ the cost per row; tokens and masks are made one micro batch at a time, which kee
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ import torch
 
 from zgcm_data.loader.batch import Batch
 from zgcm_data.loader.options import LoaderOptions, RowBlock, RowSource
-from zgcm_data.masks import RowFields, Segments, SourceCounts, count_sources
+from zgcm_data.masks import RowFields, Segments, count_sources
 from zgcm_data.order import BatchPlan
 from zgcm_data.rows import PADDING_SOURCE, Integers
 from zgcm_data.shards.manifest import Manifest, ShardError
@@ -122,7 +121,11 @@ class BlockBatches:
             raise ShardError(f"row {row} has an impossible docs table; its shard was altered")
         self._fields = RowFields(segments, isolate=isolate)
         last = self._block.last == job.manifest.eos_id
-        self._counts = count_sources(segments, last, job.plan.micro_batch, sources, isolate=isolate)
+        counts = count_sources(segments, last, job.plan.micro_batch, sources, isolate=isolate)
+        self._counts = torch.from_numpy(
+            np.stack([counts.tokens, counts.loss_tokens, counts.documents, counts.rows], axis=1)
+        )
+        self._pin = job.pin_memory
 
     def __iter__(self) -> Iterator[Batch]:
         return (self.batch(group, self.tokens(group)) for group in range(self.count))
@@ -131,36 +134,20 @@ class BlockBatches:
         """Read the tokens of a micro batch of the block."""
         size = self._job.plan.micro_batch
         shape = (size, self._job.manifest.sequence_length + 1)
-        tokens = torch.empty(shape, dtype=torch.int64, pin_memory=self._job.pin_memory)
+        tokens = torch.empty(shape, dtype=torch.int64, pin_memory=self._pin)
         self._block.read_tokens(group * size, tokens.numpy())
         return tokens
 
     def batch(self, group: int, tokens: torch.Tensor) -> Batch:
-        """Add masks, ids and counts to the tokens of a micro batch."""
+        """Add masks, ids and counts to the tokens of a micro batch, on the device of the tokens."""
         size = self._job.plan.micro_batch
         first, stop = group * size, (group + 1) * size
-        place = partial(_place, beside=tokens)
-        return Batch(
-            tokens,
-            place(self._fields.loss_mask(first, stop)),
-            place(self._fields.document_ids(first, stop)),
-            torch.from_numpy(self._positions[first:stop]),
-            *_sums(self._counts, group),
-        )
-
-
-def _sums(counts: SourceCounts, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (
-        torch.from_numpy(counts.tokens[group]),
-        torch.from_numpy(counts.loss_tokens[group]),
-        torch.from_numpy(counts.documents[group]),
-        torch.from_numpy(counts.rows[group]),
-    )
-
-
-def _place(values: npt.NDArray[np.generic], beside: torch.Tensor) -> torch.Tensor:
-    """Put an array where ``beside`` is: on its device, page-locked if it is."""
-    tensor = torch.from_numpy(values)
-    if beside.is_cuda:
-        return tensor.pin_memory().to(beside.device, non_blocking=True)
-    return tensor.pin_memory() if torch.cuda.is_available() and beside.is_pinned() else tensor
+        mask = torch.from_numpy(self._fields.loss_mask(first, stop))
+        documents = torch.from_numpy(self._fields.document_ids(first, stop))
+        if self._pin:
+            mask, documents = mask.pin_memory(), documents.pin_memory()
+        if tokens.is_cuda:
+            mask = mask.to(tokens.device, non_blocking=True)
+            documents = documents.to(tokens.device, non_blocking=True)
+        rows = torch.from_numpy(self._positions[first:stop])
+        return Batch(tokens, mask, documents, rows, *self._counts[group].unbind())

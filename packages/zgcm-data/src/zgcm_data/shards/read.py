@@ -7,9 +7,11 @@ most ``OPEN_SHARDS`` shards stay mapped, so memory does not grow with the set.
 import mmap
 import os
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,21 +59,28 @@ class _Shard:
                 "altered, restore it or write the set again"
             )
 
-    def read_tokens(self, offsets: Integers, out: npt.NDArray[np.int64]) -> None:
-        """Copy the tokens of rows into ``out`` ``[n, T+1]``, one copy per stretch of even spacing."""
-        self.check_size()
+    def runs(self, offsets: Integers, first: int) -> Iterator["_Run"]:
+        """Split rows into stretches of even spacing, each of which one copy can read.
+
+        Args:
+            offsets: rows by their offset in the shard.
+            first: place of the first of them in the block.
+        """
         places = self._tokens[offsets]
         steps = np.diff(places)
         changes = [*(np.flatnonzero(steps[1:] != steps[:-1]) + 1).tolist(), len(steps)]
-        first = 0
+        done = 0
         for change in changes:
-            if change <= first < len(steps):
+            if change <= done < len(steps):
                 continue
-            count = change - first + 1
-            stride = int(steps[first]) if count > 1 else 0
-            block = np.ndarray((count, self._width), "<u4", self._map, int(places[first]), (stride, 4))
-            np.copyto(out[first : first + count], block)
-            first += count
+            stride = int(steps[done]) if change > done else 0
+            yield _Run(self, first + done, first + change + 1, int(places[done]), stride)
+            done = change + 1
+
+    def copy(self, place: int, stride: int, out: npt.NDArray[np.int64]) -> None:
+        """Copy the tokens of evenly spaced rows into ``out`` ``[n, T+1]``."""
+        self.check_size()
+        np.copyto(out, np.ndarray(out.shape, "<u4", self._map, place, (stride, 4)))
 
     def last_tokens(self, offsets: Integers) -> Integers:
         """Return the last token of each row."""
@@ -85,6 +94,16 @@ class _Shard:
         return self._longs[place].reshape(-1, 4), longs // 4
 
 
+class _Run(NamedTuple):
+    """Rows ``first`` to ``stop - 1`` of a block: the tokens of the first lie at ``place``, ``stride`` apart."""
+
+    shard: _Shard
+    first: int
+    stop: int
+    place: int
+    stride: int
+
+
 class ShardRows:
     """Some rows of a shard set: their docs tables at once, their tokens on demand.
 
@@ -95,21 +114,23 @@ class ShardRows:
     """
 
     def __init__(self, parts: list[tuple[_Shard, slice, Integers]]) -> None:
-        self._parts = parts
         tables = [shard.read_docs(offsets) for shard, _, offsets in parts]
         self.docs = _joined([table for table, _ in tables])
         self.per_row = _joined([entries for _, entries in tables])
         self.last = _joined([shard.last_tokens(offsets) for shard, _, offsets in parts])
+        self._runs = [run for shard, place, offsets in parts for run in shard.runs(offsets, place.start)]
+        self._stops = [run.stop for run in self._runs]
 
     def read_tokens(self, first: int, out: npt.NDArray[np.int64]) -> None:
         """Fill ``out`` ``[m, T+1]`` with the tokens of rows ``first`` to ``first + m - 1`` of the block."""
-        end = first + len(out)
-        for shard, place, offsets in self._parts:
-            low, high = max(first, place.start), min(end, place.stop)
-            if low < high:
-                shard.read_tokens(
-                    offsets[low - place.start : high - place.start], out[low - first : high - first]
-                )
+        end, number, row = first + len(out), bisect_right(self._stops, first), first
+        while row < end:
+            run = self._runs[number]
+            stop, number = min(end, run.stop), number + 1
+            run.shard.copy(
+                run.place + (row - run.first) * run.stride, run.stride, out[row - first : stop - first]
+            )
+            row = stop
 
 
 def _joined(arrays: list[Integers]) -> Integers:
