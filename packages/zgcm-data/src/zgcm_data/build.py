@@ -1,5 +1,6 @@
 """``build``: from raw text to two ordered shard sets, step by step, resumable at every step."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,20 @@ from zgcm_data.recipe import BuildRecipe
 __all__ = ["BuildError", "BuildResult", "build"]
 
 FORMAT = "zgcm-build/1"
+STEPS = (
+    "read",
+    "clean",
+    "dedup",
+    "heldout",
+    "tokenizer",
+    "score",
+    "tokenize",
+    "order-1",
+    "order-2",
+    "pack-1",
+    "pack-2",
+    "unigram",
+)
 
 
 @dataclass(frozen=True)
@@ -67,38 +82,80 @@ def build(recipe: BuildRecipe, out: Path, *, progress: Progress | None = None) -
     """
     out = Path(out)
     steps = Steps(out, progress)
-    read = ingest(steps, recipe)
-    cleaned = clean(steps, recipe, read)
-    deduplicated = deduplicate(steps, recipe, cleaned)
-    heldout = hold_out(steps, recipe, deduplicated)
-    tokenizer = make_tokenizer(steps, recipe, heldout)
-    scored = score(steps, heldout)
-    tokens = tokenize(steps, recipe, heldout, tokenizer)
-    stage1 = order_stage_1(steps, recipe, tokens, scored)
-    stage2 = order_stage_2(steps, recipe, stage1)
-    parents = {"heldout": heldout["digest"]}
-    packed1 = pack_stage(steps, recipe, "stage1", stage1, parents)
-    packed2 = pack_stage(steps, recipe, "stage2", stage2, parents | {"stage1": packed1["digest"]})
-    digests = {"stage1": packed1["digest"], "stage2": packed2["digest"]}
-    unigram = unigram_baseline(steps, recipe, {"digests": digests, "heldout": heldout["digest"]})
-    digests |= {"tokenizer": tokenizer["sha256"], "heldout": heldout["digest"]}
-    funnel = {"read": read, "clean": cleaned, "dedup": deduplicated, "heldout": heldout, "tokenize": tokens}
-    report = {
-        "format": FORMAT,
-        "recipe": recipe.to_dict()
-        | {"input": recipe.to_dict()["input"] | {"path": Path(recipe.input.path).name}},
-        "funnel": {name: without_key(result) for name, result in funnel.items()},
-        "score": without_key(scored),
-        "stages": {"stage1": without_key(stage1), "stage2": without_key(stage2)},
-        "unigram": without_key(unigram),
-        "seeds": seeds(recipe),
-        "digests": digests,
-        "digest": digest(digests),
-    }
+    results = run_until(steps, recipe)
+    report = summarize(recipe, results)
     write_json(out / "build.json", report)
     return BuildResult(
         out, out / "stage1", out / "stage2", out / "tokenizer.json", out / "heldout", report, steps.log
     )
+
+
+def run_until(steps: Steps, recipe: BuildRecipe, last: str = STEPS[-1]) -> dict[str, dict[str, Any]]:
+    """Run the steps in their order, up to and with ``last``.
+
+    Args:
+        steps: The step runner.
+        recipe: The recipe.
+        last: One of ``STEPS``.
+
+    Returns:
+        The result of each step by name.
+    """
+    done: dict[str, dict[str, Any]] = {}
+    actions: dict[str, Callable[[], dict[str, Any]]] = {
+        "read": lambda: ingest(steps, recipe),
+        "clean": lambda: clean(steps, recipe, done["read"]),
+        "dedup": lambda: deduplicate(steps, recipe, done["clean"]),
+        "heldout": lambda: hold_out(steps, recipe, done["dedup"]),
+        "tokenizer": lambda: make_tokenizer(steps, recipe, done["heldout"]),
+        "score": lambda: score(steps, done["heldout"]),
+        "tokenize": lambda: tokenize(steps, recipe, done["heldout"], done["tokenizer"]),
+        "order-1": lambda: order_stage_1(steps, recipe, done["tokenize"], done["score"]),
+        "order-2": lambda: order_stage_2(steps, recipe, done["order-1"]),
+        "pack-1": lambda: pack_stage(steps, recipe, "stage1", done["order-1"], bound(done)),
+        "pack-2": lambda: pack_stage(steps, recipe, "stage2", done["order-2"], bound(done)),
+        "unigram": lambda: unigram_baseline(steps, recipe, counted(done)),
+    }
+    for name in STEPS[: STEPS.index(last) + 1]:
+        done[name] = actions[name]()
+    return done
+
+
+def bound(done: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Return the digests that the next shard set is bound to."""
+    parents = {"heldout": done["heldout"]["digest"]}
+    if "pack-1" in done:
+        parents["stage1"] = done["pack-1"]["digest"]
+    return parents
+
+
+def counted(done: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return what the unigram baseline depends on."""
+    digests = {"stage1": done["pack-1"]["digest"], "stage2": done["pack-2"]["digest"]}
+    return {"digests": digests, "heldout": done["heldout"]["digest"]}
+
+
+def summarize(recipe: BuildRecipe, done: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the content of ``build.json``: no times and no absolute path, so equal builds are equal files."""
+    digests = counted(done)["digests"] | {
+        "tokenizer": done["tokenizer"]["sha256"],
+        "heldout": done["heldout"]["digest"],
+    }
+    settings = recipe.to_dict()
+    settings["input"]["path"] = Path(recipe.input.path).name
+    settings["tokenizer"]["path"] = Path(recipe.tokenizer.path).name
+    plain = {name: without_key(result) for name, result in done.items()}
+    return {
+        "format": FORMAT,
+        "recipe": settings,
+        "funnel": {name: plain[name] for name in ("read", "clean", "dedup", "heldout", "tokenize")},
+        "score": plain["score"],
+        "stages": {"stage1": plain["order-1"], "stage2": plain["order-2"]},
+        "unigram": plain["unigram"],
+        "seeds": seeds(recipe),
+        "digests": digests,
+        "digest": digest(digests),
+    }
 
 
 def seeds(recipe: BuildRecipe) -> dict[str, int]:

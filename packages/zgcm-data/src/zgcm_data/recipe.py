@@ -129,13 +129,15 @@ class StageRecipe:
     """Budget and mixture of one stage.
 
     Args:
-        rows: Rows to write, exactly.
+        rows: Rows to write, exactly; 0 takes what the corpus holds (a quarter of it for stage 1).
+        shrink: Write fewer rows, instead of refusing, where the corpus holds less.
         shares: Token share per category; empty takes what the corpus holds.
         max_epochs: How often each document may be used, per category; 1 where not named.
         seed: Key of the global shuffle (stage 2).
     """
 
     rows: int = 0
+    shrink: bool = False
     shares: dict[str, float] = field(default_factory=dict)
     max_epochs: dict[str, int] = field(default_factory=dict)
     seed: int = STAGE_2_SEED

@@ -21,20 +21,22 @@ class Tokenizer:
 
     Args:
         path: A Hugging Face ``tokenizer.json``.
-        eos: The end-of-document token.
+        eos: The end-of-document token; ``None`` for decoding only.
 
     Raises:
         ValueError: If the file is not a tokenizer or does not know ``eos``.
     """
 
-    def __init__(self, path: Path, eos: str = END_OF_TEXT) -> None:
+    def __init__(self, path: Path, eos: str | None = END_OF_TEXT) -> None:
+        if not path.is_file():
+            raise FileNotFoundError(f"tokenizer {path} does not exist; check the path")
         try:
             self._tokenizer: Any = library().Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ValueError(
                 f"{path} is not a tokenizer.json ({error}); give a Hugging Face tokenizer file"
             ) from error
-        eos_id = self._tokenizer.token_to_id(eos)
+        eos_id = -1 if eos is None else self._tokenizer.token_to_id(eos)
         if eos_id is None:
             raise ValueError(
                 f"tokenizer {path} has no token {eos!r}; set tokenizer.eos to its end-of-document token"
@@ -42,7 +44,7 @@ class Tokenizer:
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._control = control_ids(self._tokenizer) | {int(eos_id)}
+        self._control = control_ids(self._tokenizer) | ({int(eos_id)} if eos is not None else set())
         self.eos_id = int(eos_id)
         self.vocab_size = vocabulary(self._tokenizer)
         self.sha256 = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from zgcm_data import engine
+from zgcm_data.dedup import exclude
 from zgcm_data.prepare.ingest import trainable
 from zgcm_data.prepare.steps import Steps, digest, write_bytes, write_json
-from zgcm_data.dedup import exclude
 from zgcm_data.recipe import BuildRecipe, HeldoutRecipe
 from zgcm_data.records import CorpusError
 

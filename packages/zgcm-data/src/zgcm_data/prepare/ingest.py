@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from zgcm_data import engine
-from zgcm_data.prepare.steps import Steps, file_digest
 from zgcm_data.clean.plan import INPUTS, clean_frame, funnel
 from zgcm_data.dedup import decide_duplicates, signature_frame
+from zgcm_data.prepare.steps import Steps, file_digest
 from zgcm_data.recipe import BuildRecipe
 from zgcm_data.records import CorpusError, Record
 from zgcm_data.sources import collect_default_corpus, read_records

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from zgcm_data import engine
-from zgcm_data.prepare.steps import Steps, write_json
-from zgcm_data.prepare.tokens import TokenStore
 from zgcm_data.complexity import METRIC
 from zgcm_data.packing import concatenate
+from zgcm_data.prepare.steps import Steps, write_json
+from zgcm_data.prepare.tokens import TokenStore
 from zgcm_data.recipe import BuildRecipe
 from zgcm_data.rows import Row, TokenizedDocument
 from zgcm_data.shards import ManifestHeader, OrderInfo, SourceInfo, open_shards, write_shards

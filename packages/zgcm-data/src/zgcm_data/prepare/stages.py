@@ -5,11 +5,11 @@ from dataclasses import asdict
 from typing import Any
 
 from zgcm_data import engine
-from zgcm_data.prepare.steps import Steps
 from zgcm_data.complexity import METRIC, frequency_table, save_scale, score_frame, words_frame
 from zgcm_data.curriculum import APART, choose, curriculum_order, shuffle_order, without_outliers
 from zgcm_data.dedup import exclude
 from zgcm_data.mixture import source_quotas
+from zgcm_data.prepare.steps import Steps
 from zgcm_data.recipe import BuildRecipe, StageRecipe
 from zgcm_data.records import CorpusError
 
@@ -53,7 +53,7 @@ def order_stage_1(
             .concat(pool.where(~apart).join(inside.select("id"), on="id", how="semi"))
             .collect()
         )
-        rows = recipe.stage1.rows or held(pool) // recipe.sequence_length // STAGE_1_PART
+        rows = wanted_rows(recipe.stage1, held(pool) // recipe.sequence_length // STAGE_1_PART)
         quotas, available = plan(stays, rows * recipe.sequence_length + 1, recipe.stage1, "stage1")
         chosen = choose(stays, quotas, f"stage1:{cut.seed}", recipe.stage1.max_epochs)
         engine.write(with_ordinals(steps, curriculum_order(chosen, inside, f"curriculum:{cut.seed}")), target)
@@ -80,7 +80,7 @@ def order_stage_2(steps: Steps, recipe: BuildRecipe, stage1: dict[str, Any]) -> 
         tell(0.5, "choosing")
         gone = first.concat(matches.select("id"))
         rest = pool.join(gone, on="id", how="anti").collect()
-        rows = recipe.stage2.rows or max(held(rest) - 1, 0) // recipe.sequence_length
+        rows = wanted_rows(recipe.stage2, max(held(rest) - 1, 0) // recipe.sequence_length)
         quotas, available = plan(rest, rows * recipe.sequence_length + 1, recipe.stage2, "stage2")
         chosen = choose(rest, quotas, f"stage2-choice:{recipe.stage2.seed}", recipe.stage2.max_epochs)
         engine.write(with_ordinals(steps, shuffle_order(chosen, recipe.stage2.seed)), target)
@@ -91,6 +91,11 @@ def order_stage_2(steps: Steps, recipe: BuildRecipe, stage1: dict[str, Any]) -> 
 
     inputs = {"stage1": stage1["key"], "stage": asdict(recipe.stage2), "dedup": asdict(recipe.dedup)}
     return steps.run("order-2", inputs, [target, crossed], work)
+
+
+def wanted_rows(stage: StageRecipe, possible: int) -> int:
+    """Return the rows to write: those asked for, or what is possible where none are named or shrinking is allowed."""
+    return min(stage.rows, possible) if stage.rows and stage.shrink else stage.rows or possible
 
 
 def usable(steps: Steps) -> Any:

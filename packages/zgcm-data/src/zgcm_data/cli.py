@@ -1,0 +1,253 @@
+"""``zgcm-data``: collect, build, look at and check training data.
+
+Results go to standard output, progress to standard error. Exit codes: 0 done, 1 a package is missing,
+2 usage or configuration error, 3 a path or data set is missing or wrong, 6 a check failed.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from zgcm_data._version import __version__
+from zgcm_data.build import build, run_until, without_key
+from zgcm_data.engine import use_runner
+from zgcm_data.prepare.steps import BuildError, Steps
+from zgcm_data.recipe import BuildRecipe
+from zgcm_data.records import CorpusError
+from zgcm_data.shards import ShardError, inspect, open_shards, verify_shards
+from zgcm_data.sources import collect_default_corpus
+
+OK, MISSING, USAGE, DATA, FAILED = 0, 1, 2, 3, 6
+UNTIL = {"clean": "clean", "dedup": "dedup", "order": "order-2", "pack": "pack-2"}
+
+
+class Bar:
+    """Progress on standard error: one line per step, redrawn in a terminal."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._last = ""
+
+    def __call__(self, step: str, fraction: float, note: str) -> None:
+        """Show how far a step is."""
+        end = "\n" if fraction >= 1 else "\r"
+        if self._terminal:
+            print(f"\x1b[2K{step:<10} {fraction:4.0%}  {note}", end=end, file=sys.stderr, flush=True)
+        elif fraction >= 1:
+            print(f"{step}: {note}", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: Arguments without the program's name; ``None`` takes those of the process.
+
+    Returns:
+        The exit code.
+    """
+    options = parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except ImportError as error:
+        return complain(error, MISSING)
+    except (
+        CorpusError,
+        ShardError,
+        BuildError,
+        FileNotFoundError,
+        IsADirectoryError,
+        PermissionError,
+    ) as error:
+        return complain(error, DATA)
+    except ValueError as error:
+        return complain(error, USAGE)
+    except KeyboardInterrupt:
+        print("\nstopped; run the same command again to go on", file=sys.stderr)
+        return 130
+    return code
+
+
+def complain(error: BaseException, code: int) -> int:
+    """Print an error as one sentence."""
+    print(f"zgcm-data: {error}", file=sys.stderr)
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    top = argparse.ArgumentParser(
+        prog="zgcm-data",
+        description="From raw text to ordered, deduplicated, accounted shards.",
+        epilog="example: zgcm-data build recipe.toml --out data && zgcm-data verify data/stage1",
+    )
+    top.add_argument("--version", action="version", version=f"zgcm-data {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    corpus = command(
+        commands, "corpus", collect, "collect the embedded default corpus", "zgcm-data corpus --out corpus"
+    )
+    corpus.add_argument("--out", type=Path, required=True, help="folder for one JSONL file per source")
+    corpus.add_argument("--megabytes", type=float, default=28.0, help="size to collect (default 28)")
+    whole = command(commands, "build", build_all, "run all steps", "zgcm-data build recipe.toml --out data")
+    recipe_options(whole)
+    for name, last in UNTIL.items():
+        text = f"run a build up to the step {last!r} and print its result"
+        recipe_options(command(commands, name, build_part, text, f"zgcm-data {name} recipe.toml --out data"))
+    look = command(commands, "inspect", show, "show a shard set", "zgcm-data inspect data/stage1 --row 0")
+    look.add_argument("folder", type=Path, help="a shard set")
+    look.add_argument("--row", type=int, action="append", default=[], help="decode this row too (repeatable)")
+    look.add_argument("--tokenizer", type=Path, help="tokenizer.json (default: the one beside the set)")
+    check = command(
+        commands, "verify", verify, "recompute every checksum and count", "zgcm-data verify data/stage1"
+    )
+    check.add_argument("folder", type=Path, nargs="+", help="shard sets")
+    for item in (corpus, look, check):
+        item.add_argument("--json", action="store_true", help="print JSON")
+    return top
+
+
+def command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str, example: str
+) -> argparse.ArgumentParser:
+    """Add a command whose help ends with an example."""
+    made: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text[0].upper() + text[1:] + ".", epilog=f"example: {example}"
+    )
+    made.set_defaults(run=run)
+    return made
+
+
+def recipe_options(made: argparse.ArgumentParser) -> None:
+    """Add the options of the commands that build."""
+    made.add_argument("recipe", type=Path, help="a TOML recipe")
+    made.add_argument("--out", type=Path, required=True, help="output folder; nothing else is written")
+    made.add_argument("--runner", choices=("native", "ray"), default="native", help="where Daft runs")
+    made.add_argument("--address", help="address of a Ray cluster (default: a local one)")
+    made.add_argument("--json", action="store_true", help="print JSON")
+
+
+def collect(options: argparse.Namespace) -> int:
+    """Run ``corpus``."""
+    sizes = collect_default_corpus(options.out, Bar(), megabytes=options.megabytes)
+    rows = [{"source": name, "bytes": size} for name, size in sizes.items()]
+    emit(options, {"out": str(options.out), "sources": sizes}, table(rows))
+    return OK
+
+
+def build_all(options: argparse.Namespace) -> int:
+    """Run ``build``."""
+    result = build(load(options), options.out, progress=Bar())
+    stages = result.report["stages"]
+    rows = [{"stage": name, **source} for name, stage in stages.items() for source in stage["sources"]]
+    text = f"{table(rows)}\n\ndigest {result.digest}\nshard sets: {result.stage1} {result.stage2}"
+    emit(options, result.report, text)
+    return OK
+
+
+def build_part(options: argparse.Namespace) -> int:
+    """Run ``clean``, ``dedup``, ``order`` or ``pack``."""
+    last = UNTIL[options.command]
+    results = run_until(Steps(options.out, Bar()), load(options), last)
+    result = without_key(results[last])
+    emit(options, result, flat(result))
+    return OK
+
+
+def show(options: argparse.Namespace) -> int:
+    """Run ``inspect``."""
+    summary = inspect(options.folder)
+    rows = [decoded(options, number) for number in options.row]
+    text = flat({name: value for name, value in summary.items() if name != "sources"})
+    text += "\n\n" + table(summary["sources"])
+    for row in rows:
+        text += f"\n\nrow {row['row']}: {len(row['documents'])} documents\n{row['text']}"
+    emit(options, summary | {"decoded": rows}, text)
+    return OK
+
+
+def decoded(options: argparse.Namespace, number: int) -> dict[str, Any]:
+    """Return one row as text, with the documents it holds."""
+    from zgcm_data.tokenizer import Tokenizer
+
+    shards = open_shards(options.folder)
+    if not 0 <= number < len(shards):
+        raise ValueError(f"row {number} is not in the set; it has rows 0 to {len(shards) - 1}")
+    path = options.tokenizer or options.folder.parent / "tokenizer.json"
+    tokenizer = Tokenizer(path, eos=None)
+    if tokenizer.sha256 != shards.manifest.tokenizer_sha256:
+        raise ShardError(
+            f"{path} is not the tokenizer of {options.folder}; name the right one with --tokenizer"
+        )
+    row = shards[number]
+    names = [source.name for source in shards.manifest.sources]
+    documents = [
+        {"start": int(start), "source": names[source] if source >= 0 else "padding", "document": int(ordinal)}
+        for start, source, ordinal, _ in row.docs
+    ]
+    return {"row": number, "documents": documents, "text": tokenizer.decode(row.tokens.tolist())}
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Run ``verify``."""
+    problems = {str(folder): [str(item) for item in verify_shards(folder)] for folder in options.folder}
+    lines = [f"{folder}: {text}" for folder, found in problems.items() for text in (found or ["all right"])]
+    emit(options, {"problems": problems}, "\n".join(lines))
+    return FAILED if any(problems.values()) else OK
+
+
+def load(options: argparse.Namespace) -> BuildRecipe:
+    """Read the recipe and choose the runner."""
+    recipe = BuildRecipe.from_toml(options.recipe)
+    if options.runner == "ray":
+        use_runner("ray", options.address)
+    return recipe
+
+
+def emit(options: argparse.Namespace, data: Any, text: str) -> None:
+    """Print the result as JSON or for people."""
+    print(json.dumps(data, indent=2, ensure_ascii=False) if options.json else text)
+
+
+def flat(values: dict[str, Any]) -> str:
+    """Return a mapping as aligned lines; lists of mappings as tables below their name."""
+    lines = []
+    for name, value in values.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            lines.append(f"{name}\n{table(value)}")
+        else:
+            lines.append(
+                f"{name:<18} {json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value}"
+            )
+    return "\n".join(lines)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return rows with equal keys as an aligned table."""
+    if not rows:
+        return "(nothing)"
+    names = list(rows[0])
+    cells = [names, *([shown(row.get(name, "")) for name in names] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
+    return "\n".join(
+        "  ".join(aligned(cell, width) for cell, width in zip(line, widths, strict=True)) for line in cells
+    )
+
+
+def aligned(cell: str, width: int) -> str:
+    """Return a cell at its width, numbers flush right."""
+    number = cell.replace(",", "").replace(".", "").replace("-", "").isdigit()
+    return cell.rjust(width) if number else cell.ljust(width)
+
+
+def shown(value: Any) -> str:
+    """Return one cell of a table."""
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
