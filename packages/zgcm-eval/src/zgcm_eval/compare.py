@@ -73,7 +73,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """``better`` or ``worse`` if no figure clearly goes the other way; else ``mixed`` or no difference."""
+        """``better`` or ``worse`` if no figure goes the other way; else ``mixed`` or no clear difference."""
         found = {metric.verdict for metric in self.metrics}
         if {"better", "worse"} <= found:
             return "mixed"

@@ -84,8 +84,7 @@ class ZgcmLanguageModel:
         token_ids = token_ids.to(self.device)
         with evaluation_mode(self._decoder):
             hidden = self._decoder(token_ids[:, :-1])
-            head = whole(self._decoder.lm_head.weight)
-            return score_in_chunks(hidden, head, token_ids[:, 1:], self._chunk)
+            return score_in_chunks(hidden, self._head_weight(), token_ids[:, 1:], self._chunk)
 
     def log_probabilities(self, token_ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T-1"]:
         """Rate ``token_ids[:, 1:]`` in nats.
@@ -112,7 +111,7 @@ class ZgcmLanguageModel:
             return [self._continue(list(prompt), max_new_tokens) for prompt in prompts]
 
     def _continue(self, token_ids: list[int], max_new_tokens: int) -> list[int]:
-        head, start = whole(self._decoder.lm_head.weight), len(token_ids)
+        head, start = self._head_weight(), len(token_ids)
         for _ in range(max_new_tokens):
             inputs = torch.tensor([token_ids[-self._max_length :]], device=self.device)
             state = self._decoder(inputs)[0, -1]
@@ -121,6 +120,11 @@ class ZgcmLanguageModel:
                 break
             token_ids.append(token_id)
         return token_ids[start:]
+
+    def _head_weight(self) -> Tensor:
+        """The rows of the head that are no padding of the vocabulary."""
+        weight = whole(self._decoder.lm_head.weight)
+        return weight[: getattr(self._decoder.config, "real_vocab_size", len(weight))]
 
     def encode(self, text: str) -> list[int]:
         """Turn text into token ids and add none."""

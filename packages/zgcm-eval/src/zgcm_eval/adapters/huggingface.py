@@ -1,0 +1,164 @@
+"""A causal language model of ``transformers``; the only file that imports it."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from zgcm_eval.adapters.scoring import evaluation_mode, score_targets
+from zgcm_eval.protocol import TokenScores
+
+LOGITS_AT_ONCE = 2**27
+"""Logits that one forward pass may return, half a gibibyte in float32; a single row may be more."""
+
+
+class HuggingFaceLanguageModel:
+    """Rates and continues text with a ``transformers`` model and tokenizer.
+
+    Args:
+        model: a causal language model; called with ``input_ids``, it returns ``logits``.
+        tokenizer: its tokenizer.
+        prefix_id: id that stands before the first token of a document; None takes the tokenizer's beginning
+            of sequence, or its end of sequence where it has no beginning.
+        max_length: longest input in tokens; None takes ``config.max_position_embeddings``.
+
+    Raises:
+        ValueError: neither the arguments nor the tokenizer and the configuration give the prefix id and the
+            length.
+    """
+
+    def __init__(
+        self, model: nn.Module, tokenizer: Any, *, prefix_id: int | None = None, max_length: int | None = None
+    ) -> None:
+        # Any: torch types every attribute of a module as Tensor | Module.
+        self._model: Any = model
+        self._tokenizer = tokenizer
+        self._prefix_id = _first_of("prefix_id", prefix_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+        stated = getattr(self._model.config, "max_position_embeddings", None)
+        self._max_length = _first_of("max_length", max_length, stated)
+
+    @property
+    def prefix_id(self) -> int:
+        """The id before the first token of a document."""
+        return self._prefix_id
+
+    @property
+    def max_length(self) -> int:
+        """The longest input in tokens."""
+        return self._max_length
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        parameter: Tensor = next(self._model.parameters())
+        return parameter.device
+
+    def token_scores(self, token_ids: Int[Tensor, "B T"]) -> TokenScores:
+        """Rate ``token_ids[:, 1:]`` and mark the most probable ones.
+
+        Args:
+            token_ids: rows padded at the right.
+
+        Returns:
+            The scores, on the model's device.
+        """
+        token_ids = token_ids.to(self.device)
+        with evaluation_mode(self._model):
+            rows = self._rows_at_once(token_ids.shape[1])
+            parts = [self._score_rows(part) for part in token_ids.split(rows)]
+        return TokenScores(
+            torch.cat([part.log_probabilities for part in parts]), torch.cat([part.greedy for part in parts])
+        )
+
+    def _rows_at_once(self, width: int) -> int:
+        """Rows whose logits stay under ``LOGITS_AT_ONCE``: the model returns those of every position."""
+        return max(1, LOGITS_AT_ONCE // (width * int(self._model.config.vocab_size)))
+
+    def _score_rows(self, token_ids: Int[Tensor, "B T"]) -> TokenScores:
+        logits = self._model(input_ids=token_ids[:, :-1], use_cache=False).logits
+        targets = token_ids[:, 1:]
+        flat = score_targets(logits.flatten(0, 1), targets.flatten())
+        return TokenScores(flat.log_probabilities.view(targets.shape), flat.greedy.view(targets.shape))
+
+    def log_probabilities(self, token_ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T-1"]:
+        """Rate ``token_ids[:, 1:]`` in nats.
+
+        Args:
+            token_ids: rows padded at the right.
+
+        Returns:
+            Log-probabilities, on the model's device.
+        """
+        return self.token_scores(token_ids).log_probabilities
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+        """Continue each prompt with its most probable tokens.
+
+        Args:
+            prompts: token ids, with the prefix id in front.
+            max_new_tokens: upper bound of a continuation's length.
+
+        Returns:
+            The new ids of each prompt, ended before the end of sequence or the prefix id.
+        """
+        with evaluation_mode(self._model):
+            return [self._continue(list(prompt), max_new_tokens) for prompt in prompts]
+
+    def _continue(self, prompt: list[int], max_new_tokens: int) -> list[int]:
+        ends = [end for end in (self._prefix_id, self._tokenizer.eos_token_id) if end is not None]
+        inputs = torch.tensor([prompt], device=self.device)
+        result = self._model.generate(
+            input_ids=inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=ends,
+            pad_token_id=self._prefix_id,
+        )
+        new = [int(token_id) for token_id in result[0, len(prompt) :]]
+        stop = next((place for place, token_id in enumerate(new) if token_id in ends), len(new))
+        return new[:stop]
+
+    def encode(self, text: str) -> list[int]:
+        """Turn text into token ids; adds no special token and reads none from the text."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Turn token ids back into text."""
+        return str(self._tokenizer.decode(list(token_ids)))
+
+
+def load_huggingface(folder: str, *, device: str = "cpu") -> HuggingFaceLanguageModel:
+    """Load a model and its tokenizer from a folder, without asking the network.
+
+    Args:
+        folder: what ``save_pretrained`` of both wrote.
+        device: where the model goes.
+
+    Returns:
+        The language model.
+
+    Raises:
+        ImportError: transformers is not installed; the message names the extra.
+        OSError: the folder holds no model.
+    """
+    try:
+        transformers: Any = importlib.import_module("transformers")
+    except (ImportError, OSError) as error:
+        raise ImportError(
+            'transformers is needed to load a Hugging Face model: pip install "zgcm-eval[huggingface]"'
+        ) from error
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return HuggingFaceLanguageModel(model.to(device), tokenizer)
+
+
+def _first_of(name: str, *values: int | None) -> int:
+    for value in values:
+        if value is not None:
+            return int(value)
+    raise ValueError(f"the model and its tokenizer do not say {name}; pass it")
