@@ -139,15 +139,13 @@ class BlockBatches:
         return tokens
 
     def batch(self, group: int, tokens: torch.Tensor) -> Batch:
-        """Add masks, ids and counts to the tokens of a micro batch, on the device of the tokens."""
-        size = self._job.plan.micro_batch
+        """Add masks, ids and counts to the tokens of a micro batch."""
+        size, device = self._job.plan.micro_batch, self._job.options.device
         first, stop = group * size, (group + 1) * size
         mask = torch.from_numpy(self._fields.loss_mask(first, stop))
         documents = torch.from_numpy(self._fields.document_ids(first, stop))
         if self._pin:
             mask, documents = mask.pin_memory(), documents.pin_memory()
-        if tokens.is_cuda:
-            mask = mask.to(tokens.device, non_blocking=True)
-            documents = documents.to(tokens.device, non_blocking=True)
         rows = torch.from_numpy(self._positions[first:stop])
-        return Batch(tokens, mask, documents, rows, *self._counts[group].unbind())
+        batch = Batch(tokens, mask, documents, rows, *self._counts[group].unbind())
+        return batch if device is None else batch.to(device)

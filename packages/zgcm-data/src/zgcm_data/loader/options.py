@@ -65,7 +65,7 @@ class LoaderOptions:
         prefetch: blocks of rows to hold ready.
         timeout: seconds without data after which a stalled reader is an error.
         pin_memory: page-locked tensors for copies to a GPU; None means yes where there is a GPU.
-        device: where the ``dali`` backend delivers batches, such as ``cuda:0``; None means the CPU.
+        device: where batches are delivered, such as ``cuda:0``; None means the CPU.
     """
 
     isolate_documents: bool = False

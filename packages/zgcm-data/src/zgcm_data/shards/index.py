@@ -17,6 +17,7 @@ from zgcm_data.shards.manifest import ShardError
 from zgcm_data.shards.tar import DOCS_SUFFIX, KEY_DIGITS, TOKENS_SUFFIX
 
 VERSION = "v1.2"
+Lines = npt.NDArray[np.uint8]
 _OFFSET_DIGITS = 15
 _SIZE_DIGITS = 12
 
@@ -60,12 +61,12 @@ def decimal(digits: npt.NDArray[np.uint8]) -> Integers:
     return np.asarray((digits.astype(np.int64) - ord("0")) @ powers)
 
 
-def _digits(lines: npt.NDArray[np.uint8], first: int, count: int) -> Integers:
+def _digits(lines: Lines, first: int, count: int) -> Integers:
     return decimal(lines[:, first : first + count])
 
 
-def parse(data: bytes, origin: str) -> tuple[Integers, Integers, Integers]:
-    """Return data offsets of tokens, data offsets of docs, and sizes of docs, one entry per row.
+def parse(data: bytes, origin: str) -> Lines:
+    """Return the lines of an index as an array of characters, uint8 ``[rows, LINE]``.
 
     Args:
         data: the index file.
@@ -78,18 +79,34 @@ def parse(data: bytes, origin: str) -> tuple[Integers, Integers, Integers]:
     rows, rest = divmod(len(data) - end, LINE)
     if not end or rest or data[:end] != header(rows):
         raise ShardError(f"{origin} is not a whole index of a ZGCM shard; write the set again")
-    lines = np.frombuffer(data, np.uint8, offset=end).reshape(rows, LINE)
-    tokens_offset = len(TOKENS_SUFFIX) + 1
-    docs_offset = _column(TOKENS_SUFFIX) + len(DOCS_SUFFIX) + 1
+    return np.frombuffer(data, np.uint8, offset=end).reshape(rows, LINE)
+
+
+def offsets(lines: Lines) -> tuple[Integers, Integers, Integers]:
+    """Return data offsets of tokens, data offsets of docs, and sizes of docs, one entry per row."""
+    tokens = len(TOKENS_SUFFIX) + 1
+    docs = _column(TOKENS_SUFFIX) + len(DOCS_SUFFIX) + 1
     return (
-        _digits(lines, tokens_offset, _OFFSET_DIGITS),
-        _digits(lines, docs_offset, _OFFSET_DIGITS),
-        _digits(lines, docs_offset + _OFFSET_DIGITS + 1, _SIZE_DIGITS),
+        _digits(lines, tokens, _OFFSET_DIGITS),
+        _digits(lines, docs, _OFFSET_DIGITS),
+        _digits(lines, docs + _OFFSET_DIGITS + 1, _SIZE_DIGITS),
     )
 
 
-def load(shard: Path, sha256: str) -> tuple[Integers, Integers, Integers]:
-    """Read the index beside a shard, refuse one that does not belong to it, and ``parse`` it.
+def of_tokens(lines: Lines, rows: Integers) -> bytes:
+    """Return an index that lists only the tokens of some rows, in their order.
+
+    Args:
+        lines: of the whole index.
+        rows: int64 ``[n]``, lines to list.
+    """
+    chosen = lines[rows, : _column(TOKENS_SUFFIX)]
+    chosen[:, -1] = ord("\n")
+    return header(len(rows)) + chosen.tobytes()
+
+
+def load(shard: Path, sha256: str) -> Lines:
+    """Read the index beside a shard and refuse one that does not belong to it.
 
     Args:
         shard: path of the shard.

@@ -29,7 +29,8 @@ class _Shard:
 
     def __init__(self, path: Path, info: ShardInfo, width: int) -> None:
         self.path, self._info, self._width = path, info, width
-        self._tokens, self._docs, self._docs_bytes = index.load(path, info.index_sha256)
+        self.lines = index.load(path, info.index_sha256)
+        self._tokens, self._docs, self._docs_bytes = index.offsets(self.lines)
         try:
             self._file = path.open("rb")
         except FileNotFoundError as error:
@@ -185,6 +186,19 @@ class ShardSet:
             shard.check_keys(offsets, rows[place])
             parts.append((shard, place, offsets))
         return ShardRows(parts)
+
+    def indexes(self, rows: Integers) -> Iterator[tuple[Path, bytes]]:
+        """Yield shards and DALI indexes that together list the tokens of the rows, in their order.
+
+        Args:
+            rows: int64 ``[n]``, global row indices inside the set.
+
+        Raises:
+            ShardError: a shard or an index is missing, cut or stale.
+        """
+        for number, _, offsets in self.order.split(rows):
+            shard = self._shard(number)
+            yield shard.path, index.of_tokens(shard.lines, offsets)
 
     def _shard(self, number: int) -> _Shard:
         with self._lock:
