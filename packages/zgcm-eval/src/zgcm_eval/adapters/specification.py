@@ -1,11 +1,12 @@
 """Name a model on a command line.
 
-zgcm:DIR               a decoder that ``zgcm_model.save_pretrained`` wrote; tokenizer DIR/tokenizer.json or
---tokenizer hf:DIR                 a model and tokenizer of ``transformers``
-python:MODULE:NAME     calls NAME() of an importable module, which returns the model
+- ``zgcm:DIR``: a decoder that ``zgcm_model.save_pretrained`` wrote, with its tokenizer.json beside it.
+- ``hf:DIR``: a model and tokenizer of ``transformers``.
+- ``python:MODULE:NAME``: NAME() of a module, searched in the current folder first, returns the model.
 """
 
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,9 @@ def load_model(name: str, *, tokenizer: str | None = None, device: str = "cpu") 
 
 
 def _call(module: str, name: str) -> ScoringModel:
+    # A console script, unlike ``python -m``, does not look in the current folder.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     factory = getattr(importlib.import_module(module), name, None)
     if not callable(factory):
         raise ValueError(f"module {module!r} has no function {name!r}")
