@@ -7,6 +7,7 @@ import pytest
 from zgcm_eval import HeldoutDocument, HeldoutOptions, HeldoutSet, evaluate_heldout
 from zgcm_eval.compare import CompareOptions, compare_metrics, compare_reports
 from zgcm_eval.metrics import Metric
+from zgcm_eval.multiple_choice import AnsweredQuestion, ChoicesReport
 from zgcm_eval.report import read_report, table, write_report
 
 OPTIONS = CompareOptions(resamples=500)
@@ -103,13 +104,14 @@ def test_reports_of_other_sets_or_other_windows_are_refused(two_models, sets):
         compare_reports(first, evaluate_heldout(two_models[1], sets[:1]))
     with pytest.raises(ValueError, match="context is 64 in the first report and 32 in the second"):
         compare_reports(first, evaluate_heldout(two_models[1], sets, HeldoutOptions(context=32)))
-    with pytest.raises(ValueError, match="measure different things"):
-        compare_reports(first, None)
+    question = AnsweredQuestion("q", 0, (-1.0, -2.0), (1, 1), 0)
+    with pytest.raises(ValueError, match="HeldoutReport and ChoicesReport measure different things"):
+        compare_reports(first, ChoicesReport("t", "d", (question,)))
     with pytest.raises(ValueError, match="not figures of the same units"):
         compare_metrics(metric([1.0]), metric([1.0], name="other"), OPTIONS)
 
 
-@pytest.mark.parametrize("options", [{"confidence": 1.0}, {"confidence": 0}, {"resamples": 99}])
+@pytest.mark.parametrize("options", [{"confidence": 1.0}, {"confidence": 0.0}, {"resamples": 99}])
 def test_useless_options_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         CompareOptions(**options)

@@ -5,14 +5,14 @@ import re
 import pytest
 import torch
 
-from zgcm_eval import TokenScores
+from zgcm_eval import ScoringModel, TokenScores
 from zgcm_eval.long_context import LongContextOptions, LongContextReport, evaluate_long_context
 from zgcm_eval.needles import FILLER, PLACES, build_needle, retrieved, sentences_of
 
 OPTIONS = LongContextOptions(lengths=(400, 900), depths=(0.0, 0.5, 1.0), samples=2)
 
 
-class ReadingModel:
+class ReadingModel(ScoringModel):
     """Reads only the last ``span`` bytes of a prompt and copies the number of the place that is asked for."""
 
     prefix_id = 256

@@ -3,6 +3,7 @@ import random
 
 import pytest
 
+from zgcm_eval import LanguageModel
 from zgcm_eval.memorization import (
     MemorizationOptions,
     MemorizationReport,
@@ -11,7 +12,7 @@ from zgcm_eval.memorization import (
 )
 
 
-class ReplayModel:
+class ReplayModel(LanguageModel):
     """Continues a prompt as its training stream did, and answers any other prompt with zeros."""
 
     prefix_id = 999

@@ -120,7 +120,6 @@ def test_e14_a_random_model_gives_distinct_negative_numbers(table_model, task):
 
 
 def test_e14_log_likelihoods_that_are_all_equal_or_positive_are_refused(table_model, task):
-    table_model.log_probabilities = None
     real = table_model.token_scores
 
     def constant(value):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Metric:
         return math.fsum(self.values) / math.fsum(self.weights)
 
 
+@runtime_checkable
 class Report(Protocol):
     """What every evaluation returns."""
 

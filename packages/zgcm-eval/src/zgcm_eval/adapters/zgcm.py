@@ -106,20 +106,27 @@ class ZgcmLanguageModel:
 
         Returns:
             The new ids of each prompt, ended before the end-of-document id.
-        """
-        with evaluation_mode(self._decoder):
-            return [self._continue(list(prompt), max_new_tokens) for prompt in prompts]
 
-    def _continue(self, token_ids: list[int], max_new_tokens: int) -> list[int]:
-        head, start = self._head_weight(), len(token_ids)
-        for _ in range(max_new_tokens):
-            inputs = torch.tensor([token_ids[-self._max_length :]], device=self.device)
-            state = self._decoder(inputs)[0, -1]
-            token_id = int((head.to(state.dtype) @ state).argmax())
-            if token_id == self._prefix_id:
-                break
-            token_ids.append(token_id)
-        return token_ids[start:]
+        Raises:
+            ImportError: zgcm-model is missing; a decoder of another library can be rated but not continued.
+        """
+        if not prompts:
+            return []
+        library = _import("zgcm_model")
+        token_ids, padding = library.left_pad(prompts, self._prefix_id)
+        with evaluation_mode(self._decoder):
+            rows = library.generate(
+                self._decoder,
+                token_ids.to(self.device),
+                max_new_tokens,
+                stop_ids=(self._prefix_id,),
+                padding=padding.to(self.device),
+            )
+        return [self._until_end(row) for row in rows[:, token_ids.shape[1] :].tolist()]
+
+    def _until_end(self, token_ids: list[int]) -> list[int]:
+        """Leave out the end of document and what a longer row's generation appended to it."""
+        return token_ids[: token_ids.index(self._prefix_id)] if self._prefix_id in token_ids else token_ids
 
     def _head_weight(self) -> Tensor:
         """The rows of the head that are no padding of the vocabulary."""
