@@ -7,6 +7,7 @@ deduplicate, order, tokenize) lives in its own modules and needs the extra ``zgc
 from zgcm_data._version import __version__
 from zgcm_data.ledger import Ledger, read_ledger
 from zgcm_data.loader import Batch, Loader, LoaderOptions
+from zgcm_data.megatron_rows import IndexedRows, open_indexed
 from zgcm_data.order import BatchPlan, RowOrder, row_in_stage
 from zgcm_data.packing import PackingStats, best_fit, concatenate
 from zgcm_data.rows import Row, TokenizedDocument
@@ -27,6 +28,7 @@ from zgcm_data.shards import (
 __all__ = [
     "Batch",
     "BatchPlan",
+    "IndexedRows",
     "Ledger",
     "Loader",
     "LoaderOptions",
@@ -45,6 +47,7 @@ __all__ = [
     "best_fit",
     "concatenate",
     "load_manifest",
+    "open_indexed",
     "open_shards",
     "read_ledger",
     "row_in_stage",

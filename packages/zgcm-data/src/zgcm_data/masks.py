@@ -114,13 +114,13 @@ class SourceCounts:
 
 
 def count_sources(
-    segments: Segments, last_is_end: npt.NDArray[np.bool_], group_rows: int, sources: int, *, isolate: bool
+    segments: Segments, ended: npt.NDArray[np.bool_], group_rows: int, sources: int, *, isolate: bool
 ) -> SourceCounts:
     """Count targets, loss targets, documents and rows of each source.
 
     Args:
         segments: the rows.
-        last_is_end: bool ``[R]``, whether the last token of the row is the end-of-document id.
+        ended: bool ``[R]``, whether the last token of the row ends its document.
         group_rows: consecutive rows that are counted together, such as a micro batch.
         sources: S.
         isolate: whether the first target of each document is left out of the loss.
@@ -134,7 +134,7 @@ def count_sources(
     start = segments.start[real]
     targets = end - np.maximum(start, 1)
     key = row // group_rows * sources + source
-    ended = (end > 1) & ((end < segments.width) | last_is_end[row])
+    finished = (end > 1) & ((end < segments.width) | ended[row])
     present = np.unique(row[targets > 0] * sources + source[targets > 0])
 
     def total(keys: Integers, weights: npt.NDArray[np.generic] | None = None) -> Integers:
@@ -145,7 +145,7 @@ def count_sources(
     return SourceCounts(
         tokens=tokens,
         loss_tokens=tokens - total(key[start > 0]) if isolate else tokens,
-        documents=total(key[ended]),
+        documents=total(key[finished]),
         rows=total(present // (group_rows * sources) * sources + present % sources),
     )
 

@@ -84,7 +84,7 @@ class _Source:
 
 class _Block:
     def __init__(self, rows: RowBlock, stream: "_Stream") -> None:
-        self.docs, self.per_row, self.last = rows.docs, rows.per_row, rows.last
+        self.docs, self.per_row, self.ended = rows.docs, rows.per_row, rows.ended
         self._stream = stream
 
     def read_tokens(self, first: int, out: npt.NDArray[np.int64]) -> None:

@@ -74,11 +74,11 @@ class _Filled:
         self._block, self._present, self._eos_id = block, present, eos_id
         filler = np.tile(np.array([[0, PADDING_SOURCE, -1, 0]], np.int64), (missing, 1))
         ones = np.ones(missing, np.int64)
-        self.docs, self.per_row, self.last = filler, ones, ones * eos_id
+        self.docs, self.per_row, self.ended = filler, ones, np.zeros(missing, np.bool_)
         if block is not None:
             self.docs = np.concatenate([block.docs, filler])
             self.per_row = np.concatenate([block.per_row, ones])
-            self.last = np.concatenate([block.last, ones * eos_id])
+            self.ended = np.concatenate([block.ended, self.ended])
 
     def read_tokens(self, first: int, out: npt.NDArray[np.int64]) -> None:
         present = max(0, min(self._present - first, len(out)))
@@ -120,8 +120,7 @@ class BlockBatches:
             row = int(self._positions[fault]) % len(job.source)
             raise ShardError(f"row {row} has an impossible docs table; its shard was altered")
         self._fields = RowFields(segments, isolate=isolate)
-        last = self._block.last == job.manifest.eos_id
-        counts = count_sources(segments, last, job.plan.micro_batch, sources, isolate=isolate)
+        counts = count_sources(segments, self._block.ended, job.plan.micro_batch, sources, isolate=isolate)
         self._counts = torch.from_numpy(
             np.stack([counts.tokens, counts.loss_tokens, counts.documents, counts.rows], axis=1)
         )

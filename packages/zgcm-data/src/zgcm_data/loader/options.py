@@ -26,8 +26,8 @@ class RowBlock(Protocol):
         ...
 
     @property
-    def last(self) -> Integers:
-        """The last token of each row, int64 ``[n]``."""
+    def ended(self) -> npt.NDArray[np.bool_]:
+        """Whether the last token of each row ends its document, bool ``[n]``."""
         ...
 
     def read_tokens(self, first: int, out: npt.NDArray[np.int64]) -> None:

@@ -7,17 +7,16 @@ most ``OPEN_SHARDS`` shards stay mapped, so memory does not grow with the set.
 import mmap
 import os
 import threading
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zgcm_data.order import RowOrder
 from zgcm_data.rows import Integers, Row
+from zgcm_data.runs import Run, RunReader, even_runs
 from zgcm_data.shards import index, tar
 from zgcm_data.shards.manifest import Manifest, ShardError, ShardInfo, load_manifest
 
@@ -60,25 +59,11 @@ class _Shard:
                 "altered, restore it or write the set again"
             )
 
-    def runs(self, offsets: Integers, first: int) -> Iterator["_Run"]:
-        """Split rows into stretches of even spacing, each of which one copy can read.
+    def runs(self, offsets: Integers, first: int) -> Iterator[Run]:
+        """Plan how to read rows, given by their offset in the shard; ``first`` is their place in the block."""
+        return even_runs(self._tokens[offsets], first, self._copy)
 
-        Args:
-            offsets: rows by their offset in the shard.
-            first: place of the first of them in the block.
-        """
-        places = self._tokens[offsets]
-        steps = np.diff(places)
-        changes = [*(np.flatnonzero(steps[1:] != steps[:-1]) + 1).tolist(), len(steps)]
-        done = 0
-        for change in changes:
-            if change <= done < len(steps):
-                continue
-            stride = int(steps[done]) if change > done else 0
-            yield _Run(self, first + done, first + change + 1, int(places[done]), stride)
-            done = change + 1
-
-    def copy(self, place: int, stride: int, out: npt.NDArray[np.int64]) -> None:
+    def _copy(self, place: int, stride: int, out: npt.NDArray[np.int64]) -> None:
         """Copy the tokens of evenly spaced rows into ``out`` ``[n, T+1]``."""
         self.check_size()
         np.copyto(out, np.ndarray(out.shape, "<u4", self._map, place, (stride, 4)))
@@ -95,43 +80,27 @@ class _Shard:
         return self._longs[place].reshape(-1, 4), longs // 4
 
 
-class _Run(NamedTuple):
-    """Rows ``first`` to ``stop - 1`` of a block: the tokens of the first lie at ``place``, ``stride`` apart."""
-
-    shard: _Shard
-    first: int
-    stop: int
-    place: int
-    stride: int
-
-
 class ShardRows:
     """Some rows of a shard set: their docs tables at once, their tokens on demand.
 
     Attributes:
         docs: int64 ``[K, 4]``, the docs tables of the rows, joined.
         per_row: int64 ``[n]``, entries of each row.
-        last: int64 ``[n]``, the last token of each row.
+        ended: bool ``[n]``, whether the last token of each row ends its document.
     """
 
-    def __init__(self, parts: list[tuple[_Shard, slice, Integers]]) -> None:
+    def __init__(self, parts: list[tuple[_Shard, slice, Integers]], eos_id: int) -> None:
         tables = [shard.read_docs(offsets) for shard, _, offsets in parts]
         self.docs = _joined([table for table, _ in tables])
         self.per_row = _joined([entries for _, entries in tables])
-        self.last = _joined([shard.last_tokens(offsets) for shard, _, offsets in parts])
-        self._runs = [run for shard, place, offsets in parts for run in shard.runs(offsets, place.start)]
-        self._stops = [run.stop for run in self._runs]
+        self.ended = _joined([shard.last_tokens(offsets) for shard, _, offsets in parts]) == eos_id
+        self._reader = RunReader(
+            [run for shard, place, offsets in parts for run in shard.runs(offsets, place.start)]
+        )
 
     def read_tokens(self, first: int, out: npt.NDArray[np.int64]) -> None:
         """Fill ``out`` ``[m, T+1]`` with the tokens of rows ``first`` to ``first + m - 1`` of the block."""
-        end, number, row = first + len(out), bisect_right(self._stops, first), first
-        while row < end:
-            run = self._runs[number]
-            stop, number = min(end, run.stop), number + 1
-            run.shard.copy(
-                run.place + (row - run.first) * run.stride, run.stride, out[row - first : stop - first]
-            )
-            row = stop
+        self._reader.read(first, out)
 
 
 def _joined(arrays: list[Integers]) -> Integers:
@@ -185,7 +154,7 @@ class ShardSet:
             shard.check_size()
             shard.check_keys(offsets, rows[place])
             parts.append((shard, place, offsets))
-        return ShardRows(parts)
+        return ShardRows(parts, self.manifest.eos_id)
 
     def indexes(self, rows: Integers) -> Iterator[tuple[Path, bytes]]:
         """Yield shards and DALI indexes that together list the tokens of the rows, in their order.

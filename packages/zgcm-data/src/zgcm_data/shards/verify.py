@@ -112,7 +112,7 @@ def _count_block(shards: ShardSet, rows: Integers, counts: Integers) -> Problem 
     if fault is not None:
         row = int(rows[fault])
         return Problem(_shard_of(shards, row), f"row {row} has an impossible docs table")
-    found = count_sources(segments, block.last == manifest.eos_id, len(rows), counts.shape[1], isolate=False)
+    found = count_sources(segments, block.ended, len(rows), counts.shape[1], isolate=False)
     counts[0] += found.documents[0]
     counts[1] += found.tokens[0]
     return None
