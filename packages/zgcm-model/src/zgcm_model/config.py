@@ -231,6 +231,27 @@ def padded_vocab_size(real: int, tensor_parallel: int = 1, multiple: int = 128) 
     return -(-real // step) * step
 
 
+def check_tensor_parallel(config: ModelConfig, ranks: int) -> None:
+    """Refuse a number of tensor-parallel ranks over which the model does not divide.
+
+    Args:
+        config: the model's.
+        ranks: tensor-parallel ranks.
+
+    Raises:
+        ValueError: names the field, both numbers and the remedy.
+    """
+    if ranks < 1:
+        raise ValueError(f"tensor_parallel={ranks} cannot be used; set at least 1")
+    for name in ("num_kv_heads", "num_heads", "intermediate_size"):
+        value = getattr(config, name)
+        if value % ranks:
+            raise ValueError(
+                f"{name}={value} does not divide over tensor_parallel={ranks}; "
+                f"use a number of ranks that divides it, at most num_kv_heads={config.num_kv_heads}"
+            )
+
+
 def _require(condition: bool, name: str, value: object, remedy: str) -> None:
     if not condition:
         raise ValueError(f"{name}={value!r} cannot be used; {remedy}")

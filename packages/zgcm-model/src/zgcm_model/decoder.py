@@ -4,16 +4,15 @@ from collections.abc import Callable, Iterable
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from zgcm_model.block import Block
 from zgcm_model.cache import DecoderCache
 from zgcm_model.config import ModelConfig
+from zgcm_model.head import OutputHead, WholeHead
 from zgcm_model.kernels import AttentionKernel, Documents, make_kernel
 from zgcm_model.linear import LinearFactory
-from zgcm_model.loss import chunked_lm_terms
 from zgcm_model.norm import RmsNorm
 from zgcm_model.rotary import rotary_angles
 
@@ -30,6 +29,7 @@ class Decoder(nn.Module):
     Attributes:
         first_position: maps the number of positions at hand to the position of the first one. Always 0 unless
             context parallelism gives this rank a later part of the sequence.
+        head: applies ``lm_head.weight``; replaced where tensor parallelism splits it.
 
     Source: ZGCM-1 release, published model files.
     """
@@ -52,6 +52,7 @@ class Decoder(nn.Module):
         )
         self.norm = RmsNorm(config.hidden_size, config.norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.head: OutputHead = WholeHead(config.real_vocab_size)
 
     def forward(
         self,
@@ -95,12 +96,7 @@ class Decoder(nn.Module):
         Returns:
             One score per vocabulary id that is no padding.
         """
-        return F.linear(hidden, self.head_weight())
-
-    def head_weight(self) -> Tensor:
-        """Return the rows of the head that take part in the softmax: [V - padding, D]."""
-        weight = self.lm_head.weight
-        return weight if self.config.vocab_padding == 0 else weight[: self.config.real_vocab_size]
+        return self.head.logits(hidden, self.lm_head.weight)
 
     def lm_terms(
         self,
@@ -121,7 +117,7 @@ class Decoder(nn.Module):
         Returns:
             float32 sum and int64 count.
         """
-        return chunked_lm_terms(hidden, self.head_weight(), targets, loss_mask, z_loss=z_loss)
+        return self.head.lm_terms(hidden, self.lm_head.weight, targets, loss_mask, z_loss)
 
     def blocks(self) -> list[Block]:
         """Return the layers with their type."""

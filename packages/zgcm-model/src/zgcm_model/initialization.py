@@ -4,7 +4,7 @@ import hashlib
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from zgcm_model.decoder import Decoder
@@ -51,10 +51,10 @@ def _standard_deviations(decoder: Decoder) -> dict[int, float]:
     residual = config.init_std / math.sqrt(2 * config.num_layers)
     scales: dict[int, float] = {}
     for module in decoder.modules():
-        if isinstance(module, RmsNorm):
-            scales[id(module.weight)] = 0.0
-        elif isinstance(weight := getattr(module, "_parameters", {}).get("weight"), nn.Parameter):
-            scales[id(weight)] = config.init_std
+        # Not module.weight: under tensor parallelism that is the local part.
+        weight = module._parameters.get("weight")
+        if weight is not None:
+            scales[id(weight)] = 0.0 if isinstance(module, RmsNorm) else config.init_std
     for block in decoder.blocks():
         for output in (block.attention.o_proj, block.feed_forward.down_proj):
             scales[id(output._parameters["weight"])] = residual

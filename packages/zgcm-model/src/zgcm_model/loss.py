@@ -41,7 +41,7 @@ def causal_lm_terms(
         raise ValueError(f"logits {list(logits.shape)} and token_ids {list(token_ids.shape)} do not match")
     keep = _counted(loss_mask, token_ids)[:, 1:]
     targets = token_ids[:, 1:][keep]
-    _check_targets(targets, logits.shape[-1])
+    check_targets(targets, logits.shape[-1])
     chosen = logits[:, :-1][keep].float()
     return F.cross_entropy(chosen, targets.long(), reduction="sum"), keep.sum()
 
@@ -108,7 +108,7 @@ def chunked_lm_terms(
     """
     keep = check_terms(hidden, targets, loss_mask, ChunkedLossOptions(chunk, z_loss))
     chosen, wanted = select_counted(hidden, targets, keep)
-    _check_targets(wanted, head_weight.shape[0])
+    check_targets(wanted, head_weight.shape[0])
     total: Tensor = _ChunkedTerms.apply(chosen, head_weight, wanted, ChunkedLossOptions(chunk, z_loss))
     return total, keep.sum()
 
@@ -170,7 +170,16 @@ def _counted(loss_mask: Tensor, targets: Tensor) -> Tensor:
     return keep
 
 
-def _check_targets(targets: Tensor, vocab_size: int) -> None:
+def check_targets(targets: Tensor, vocab_size: int) -> None:
+    """Refuse counted targets outside the vocabulary; on a CPU only, where looking costs nothing.
+
+    Args:
+        targets: int [n].
+        vocab_size: targets must lie in [0, vocab_size).
+
+    Raises:
+        ValueError: a target is outside.
+    """
     if targets.numel() == 0 or targets.device.type != "cpu":
         return
     low, high = (int(x) for x in targets.aminmax())

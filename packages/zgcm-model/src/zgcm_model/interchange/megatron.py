@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from zgcm_model.config import ModelConfig, padded_vocab_size
+from zgcm_model.config import ModelConfig, check_tensor_parallel, padded_vocab_size
 from zgcm_model.decoder import Decoder
 from zgcm_model.interchange.names import bare_name
 
@@ -130,27 +130,6 @@ def from_megatron(ranks: Sequence[Mapping[str, Tensor]], config: ModelConfig) ->
     state["norm.weight"] = reader.replicated(_FINAL)
     reader.finish()
     return state
-
-
-def check_tensor_parallel(config: ModelConfig, ranks: int) -> None:
-    """Refuse a number of tensor-parallel ranks over which the model does not divide.
-
-    Args:
-        config: the model's.
-        ranks: tensor-parallel ranks.
-
-    Raises:
-        ValueError: names the field, both numbers and the remedy.
-    """
-    if ranks < 1:
-        raise ValueError(f"tensor_parallel={ranks} cannot be used; set at least 1")
-    for name in ("num_kv_heads", "num_heads", "intermediate_size"):
-        value = getattr(config, name)
-        if value % ranks:
-            raise ValueError(
-                f"{name}={value} does not divide over tensor_parallel={ranks}; "
-                f"use a number of ranks that divides it, at most num_kv_heads={config.num_kv_heads}"
-            )
 
 
 def _write_layer(
