@@ -6,6 +6,7 @@ Results go to standard output, progress to standard error. Exit codes: 0 done, 1
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(error, DATA)
     except ValueError as error:
         return complain(error, USAGE)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
     except KeyboardInterrupt:
         print("\nstopped; run the same command again to go on", file=sys.stderr)
         return 130

@@ -52,7 +52,7 @@ def without_outliers(scores: Any, low: float, high: float) -> tuple[Any, dict[st
     values = np.array(scores.where(column("score").not_null()).select("score").to_pydict()["score"])
     if len(values) == 0:
         return scores.where(engine.daft().lit(False)), {"low": 0.0, "high": 0.0}
-    bounds = np.quantile(values, [low, high], method="closest_observation")
+    bounds = (np.quantile(values, low, method="higher"), np.quantile(values, high, method="lower"))
     inside = (column("score") >= float(bounds[0])) & (column("score") <= float(bounds[1]))
     return scores.where(column("score").not_null() & inside), {
         "low": float(bounds[0]),

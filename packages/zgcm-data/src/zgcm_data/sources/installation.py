@@ -15,22 +15,26 @@ Nothing is imported or downloaded. Python files are parsed, long docstrings beco
 | latex-docs | latex | docstrings of any package that hold LaTeX |
 """
 
+import gc
 import json
+import os
 import re
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
 from zgcm_data.records import CorpusError, keyed_hash
-from zgcm_data.sources.docstrings import literal_strings, split_module
+from zgcm_data.sources.docstrings import Module, literal_strings, long_strings, split_module
 
 Progress = Callable[[str, float, str], None]
 
 CORPUS_VERSION = 1
 MIN_DOCUMENT = 200
 MAX_DOCUMENT = 48_000
+DENSE = 0.15  # once a source of code is full, only files with this part of docstrings are worth parsing
 SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "testing", "__pycache__", "site-packages", "dist-packages", "idlelib"}
 )
@@ -119,9 +123,10 @@ def collect_default_corpus(
     basket = Basket(megabytes * 1e6)
     tell = progress or (lambda step, fraction, note: None)
     jobs = [*((name, collect_package) for name in PACKAGES), ("stdlib", collect_stdlib)]
-    for position, (name, job) in enumerate(jobs):
-        tell("corpus", position / (len(jobs) + 2), name)
-        job(basket, name)
+    with no_garbage_collection():
+        for position, (name, job) in enumerate(jobs):
+            tell("corpus", position / (len(jobs) + 2), name)
+            job(basket, name)
     tell("corpus", len(jobs) / (len(jobs) + 2), "headers and descriptions")
     collect_headers(basket)
     collect_descriptions(basket)
@@ -137,6 +142,18 @@ def collect_default_corpus(
         f"{sum(basket.sizes.values()) / 1e6:.1f} MB from {sum(map(bool, basket.sizes.values()))} sources",
     )
     return {source: size for source, size in basket.sizes.items() if size}
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Parse without looking for cycles: syntax trees have none, and looking takes as long as parsing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def collect_package(basket: Basket, name: str) -> None:
@@ -160,7 +177,10 @@ def collect_python(basket: Basket, root: Path, name: str, sources: tuple[str, st
         text = read_text(path)
         if text is None:
             continue
-        module = split_module(text, MIN_DOCUMENT)
+        long = long_strings(text, MIN_DOCUMENT)
+        if basket.full(code) and long < DENSE * len(text):
+            continue
+        module = split_module(text, MIN_DOCUMENT) if long else Module(text, [])
         if module is None:
             continue
         if code:
@@ -229,20 +249,12 @@ def find_package(name: str) -> Path | None:
 def visit(root: Path, name: str, suffixes: tuple[str, ...]) -> Iterator[tuple[Path, str]]:
     """Yield (file, stable relative name) below ``root`` in the order of a keyed hash of the name."""
     names = []
-    for folder, folders, files in root.walk() if hasattr(root, "walk") else walk(root):
+    for folder, folders, files in os.walk(root):
         folders[:] = [item for item in folders if item not in SKIPPED_FOLDERS and not item.startswith("zgcm")]
-        relative = folder.relative_to(root).as_posix()
+        relative = Path(folder).relative_to(root).as_posix()
         names += [f"{relative}/{item}".removeprefix("./") for item in files if item.endswith(suffixes)]
     for item in sorted(names, key=lambda value: (keyed_hash("visit", value), value)):
         yield root / item, f"{name}/{item}"
-
-
-def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """``Path.walk`` for Python 3.11."""
-    import os
-
-    for folder, folders, files in os.walk(root):
-        yield Path(folder), folders, files
 
 
 def read_text(path: Path) -> str | None:
