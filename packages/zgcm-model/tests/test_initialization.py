@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+import torch._dynamo  # once here, or every forked rank imports it again
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

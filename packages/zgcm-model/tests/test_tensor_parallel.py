@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch._dynamo  # once here, or every forked rank imports it again
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -20,6 +21,12 @@ def batch(time=12, seed=0):
     mask = torch.rand(2, time, generator=generator) < 0.8
     documents = (torch.rand(2, time, generator=generator) < 0.2).long().cumsum(1)
     return ids, mask, documents
+
+
+def on_meta(mesh, sequence_parallel=True):
+    with torch.device("meta"):
+        decoder = Decoder(CONFIG)
+    return apply_tensor_parallel(decoder, mesh, sequence_parallel)
 
 
 def run(decoder, ids, mask, documents):
@@ -84,7 +91,7 @@ def test_m9_replicated_scales_stay_equal_over_three_steps():
 
     def rank_main(rank, world):
         mesh = init_device_mesh("cpu", (world,))
-        decoder = train(initialize(apply_tensor_parallel(Decoder(CONFIG), mesh), 5))
+        decoder = train(initialize(on_meta(mesh).to_empty(device="cpu"), 5))
         local = {n: p.to_local() for n, p in decoder.named_parameters() if p.dim() == 1}
         return local, {n: full(p) for n, p in decoder.named_parameters()}
 
@@ -119,7 +126,7 @@ def test_logits_and_generation_under_tensor_parallel():
 
     def rank_main(rank, world):
         mesh = init_device_mesh("cpu", (world,))
-        decoder = initialize(apply_tensor_parallel(Decoder(CONFIG), mesh, sequence_parallel=False), 5)
+        decoder = initialize(on_meta(mesh, sequence_parallel=False).to_empty(device="cpu"), 5)
         logits = decoder.logits(decoder(ids))
         (grad,) = torch.autograd.grad(logits.square().sum(), decoder.norm.weight)
         return logits.detach(), full(grad), generate(decoder, ids, 6)
@@ -136,9 +143,7 @@ def test_logits_and_generation_under_tensor_parallel():
 def test_fsdp_over_tensor_parallel_from_meta():
     def rank_main(rank, world):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        with torch.device("meta"):
-            decoder = Decoder(CONFIG)
-        apply_tensor_parallel(decoder, mesh["tp"])
+        decoder = on_meta(mesh["tp"])
         for block in decoder.layers:
             fully_shard(block, mesh=mesh["dp"])
         fully_shard(decoder, mesh=mesh["dp"])
