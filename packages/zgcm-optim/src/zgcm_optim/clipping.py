@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from zgcm_optim.layout import align_gradient, local
+from zgcm_optim.layout import align_gradient, local, sharding_axes
 
 _Axes = tuple[DeviceMesh | None, tuple[int, ...]]
 
@@ -69,8 +69,7 @@ def _sharded_axes(gradient: Tensor) -> _Axes:
     """Return the mesh and those of its axes over which the elements are spread."""
     if not isinstance(gradient, DTensor):
         return None, ()
-    placements = gradient.placements
-    return gradient.device_mesh, tuple(axis for axis, place in enumerate(placements) if place.is_shard())
+    return gradient.device_mesh, sharding_axes(gradient)
 
 
 def _group_norm(members: list[Tensor], axes: _Axes, wide: torch.dtype) -> Tensor:

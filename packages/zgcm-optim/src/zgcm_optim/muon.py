@@ -13,7 +13,7 @@ parameters (DTensor) give the same numbers as unsharded ones; see ``ownership``.
 Source: published ZGCM-1 training setup; K. Jordan et al., Muon, 2024.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
 import torch
@@ -21,8 +21,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from zgcm_optim import adam, settings
+from zgcm_optim.blocks import check_blocks
 from zgcm_optim.coefficients import Coefficients
-from zgcm_optim.layout import align_gradient, local
+from zgcm_optim.exchange import Shared, update_shared
+from zgcm_optim.layout import Layouts, align_gradient, local
 from zgcm_optim.state import check_state, regroup
 from zgcm_optim.update import Matrix, Rule, update_whole
 
@@ -47,9 +49,11 @@ class Muon(Optimizer):
         extra_scale: another factor of the update.
         betas: Adam's averages.
         eps: Adam's epsilon.
-        sharded: ``"exact"`` or ``"blockwise"`` for DTensor parameters.
+        sharded: for DTensor parameters; ``"exact"`` gives the update of the unsharded matrix, ``"blockwise"``
+            orthogonalizes and scales each tensor-parallel shard alone, exact over the other axes.
         dtype: dtype of the orthogonalization: bfloat16, float32 or float64.
         method: ``"auto"``, ``"standard"`` or ``"gram"``; see ``orthogonalize``.
+        tensor_axes: names of the mesh axes that are tensor-parallel; only ``sharded="blockwise"`` reads them.
 
     Raises:
         ValueError: an invalid value, or a Muon parameter that is not a matrix.
@@ -74,12 +78,30 @@ class Muon(Optimizer):
         sharded: str = "exact",
         dtype: torch.dtype = torch.bfloat16,
         method: str = "auto",
+        tensor_axes: Sequence[str] = ("tp",),
     ) -> None:
         """Check the settings and create the state of every parameter, all zeros."""
+        self._layouts = Layouts()
         defaults = {
-            key: value for key, value in locals().items() if key not in ("self", "params", "__class__")
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "steps": steps,
+            "coefficients": coefficients,
+            "dtype": dtype,
+            "method": method,
+            "scale": scale,
+            "extra_scale": extra_scale,
+            "betas": betas,
+            "eps": eps,
+            "sharded": sharded,
+            "tensor_axes": tuple(tensor_axes),
+            "algorithm": "muon",
+            "blocks": None,
+            "block_dim": 0,
         }
-        super().__init__(params, {**defaults, "algorithm": "muon", "blocks": None, "block_dim": 0})
+        super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group and create the state of its parameters.
@@ -93,6 +115,7 @@ class Muon(Optimizer):
         super().add_param_group(param_group)
         try:
             settings.check_group(self.param_groups[-1])
+            self._check_blocks(self.param_groups[-1])
         except ValueError:
             self.param_groups.pop()
             raise
@@ -118,15 +141,22 @@ class Muon(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        matrices: list[Matrix] = []
+        whole: list[Matrix] = []
+        shared: list[Shared] = []
         for group in self.param_groups:
             ready = [align_gradient(parameter) for parameter in group["params"] if parameter.grad is not None]
             if group["algorithm"] == "adam":
                 adam.update(ready, self.state, group)
-            else:
-                rule = Rule.of(group, settings.iteration(group))
-                matrices += [self._matrix(parameter, rule) for parameter in ready]
-        update_whole(matrices)
+                continue
+            rule = Rule.of(group, settings.iteration(group))
+            for parameter in ready:
+                part, spread = self._matrix(parameter, rule), self._layouts.of(parameter, group)
+                if spread is None:
+                    whole.append(part)
+                else:
+                    shared.append(Shared(part, spread))
+        update_shared(shared)
+        update_whole(whole)
         return loss
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -165,6 +195,18 @@ class Muon(Optimizer):
                 state.update(adam.initial_state(parameter))
             else:
                 state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+    def _check_blocks(self, group: Mapping[str, Any]) -> None:
+        """Check blocks against the matrix that is orthogonalized, which may be a shard of the parameter."""
+        for parameter in group["params"] if group["algorithm"] == "muon" else ():
+            spread = self._layouts.of(parameter, group)
+            shape = local(parameter).shape if spread is None else spread.shape
+            check_blocks(group["blocks"], group["block_dim"], shape)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy or a pickle; process groups are found again when they are needed."""
+        super().__setstate__(state)
+        self.__dict__.setdefault("_layouts", Layouts())
 
     def _matrix(self, parameter: Tensor, rule: Rule) -> Matrix:
         gradient, momentum = parameter.grad, self.state[parameter]["momentum_buffer"]

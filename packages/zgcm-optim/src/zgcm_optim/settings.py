@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from zgcm_optim.blocks import check_blocks
 from zgcm_optim.coefficients import check_scale, resolve
 from zgcm_optim.orthogonalize import Iteration
 
@@ -80,5 +79,3 @@ def _check_matrix(parameter: Tensor, name: str, group: Mapping[str, Any]) -> Non
         )
     if not parameter.is_floating_point():
         raise ValueError(f"{name} has dtype {parameter.dtype}; Muon takes real floating-point matrices")
-    if group["sharded"] == "exact":
-        check_blocks(group["blocks"], group["block_dim"], parameter.shape)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from zgcm_optim.blocks import block_views
+from zgcm_optim.blocks import block_shapes, block_views
 from zgcm_optim.coefficients import update_scale
 from zgcm_optim.orthogonalize import Iteration, orthogonalize_each
 
@@ -75,6 +76,25 @@ class Rule:
         """
         return self.lr * update_scale(rows, columns, self.scale) * self.extra_scale
 
+    def rates(self, shape: Sequence[int], top: int, bottom: int) -> float | list[float]:
+        """Return the factors of the rows of an orthogonalized matrix.
+
+        Args:
+            shape: rows and columns of the whole matrix.
+            top: first row wanted.
+            bottom: one past the last.
+
+        Returns:
+            One factor where all blocks have the same, else one for each row.
+        """
+        shapes = block_shapes(shape, self.blocks, self.block_dim)
+        each = [self.rate(*block) for block in shapes]
+        if len(set(each)) == 1:
+            return each[0]
+        assert isinstance(self.blocks, tuple)
+        pattern = [rate for rate, size in zip(each, self.blocks, strict=True) for _ in range(size)]
+        return [pattern[row % len(pattern)] for row in range(top, bottom)]
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -111,9 +131,68 @@ class Matrix:
         return self.weight.shape[:-1].numel(), self.weight.shape[-1]
 
     def apply(self, orthogonal: Tensor) -> None:
-        """Decay the weight and subtract an orthogonalized direction ``[rows, columns]``."""
+        """Decay the weight and subtract an orthogonalized direction ``[rows, columns]`` of this matrix."""
+        self.apply_part(orthogonal.reshape(self.weight.shape), self.rule.rate(*self.shape()))
+
+    def apply_part(self, orthogonal: Tensor, rates: float | list[float]) -> None:
+        """Decay the weight and subtract a direction of its shape, times one factor or one for each row."""
         self.weight.mul_(self.rule.decay)
-        self.weight.add_(orthogonal.reshape(self.weight.shape), alpha=-self.rule.rate(*self.shape()))
+        if isinstance(rates, float):
+            self.weight.add_(orthogonal, alpha=-rates)
+        else:
+            column = self.weight.new_tensor(rates).unsqueeze(1)
+            self.weight.addcmul_(orthogonal.to(self.weight.dtype), column, value=-1.0)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One matrix to orthogonalize.
+
+    Args:
+        shape: short and long side.
+        iteration: how.
+        device: where.
+        source: returns the matrix, ``[rows, columns]`` or ``[repetitions, rows, columns]``.
+        sink: takes the result ``[rows, columns]``.
+    """
+
+    shape: tuple[int, int]
+    iteration: Iteration
+    device: torch.device
+    source: Callable[[], Tensor]
+    sink: Callable[[Tensor], None]
+
+    @classmethod
+    def of(cls, block: Matrix) -> "Task":
+        """Read the direction of a block and update it."""
+        short, long = sorted(block.shape())
+        return cls((short, long), block.rule.iteration, block.weight.device, block.direction, block.apply)
+
+    @classmethod
+    def between(cls, view: Tensor, target: Tensor, iteration: Iteration) -> "Task":
+        """Read one view ``[repetitions, rows, columns]`` and write another."""
+        short, long = sorted((view.shape[0] * view.shape[1], view.shape[2]))
+        sink = partial(_write, target)
+        return cls((short, long), iteration, view.device, partial(torch.Tensor.detach, view), sink)
+
+
+def _write(target: Tensor, result: Tensor) -> None:
+    target.copy_(result.reshape(target.shape))
+
+
+def run_tasks(tasks: Sequence[Task]) -> None:
+    """Orthogonalize matrices, those of one shape together.
+
+    Args:
+        tasks: in any order; each is read when its batch begins and written when it ends.
+    """
+    batches: dict[tuple[Any, ...], list[Task]] = defaultdict(list)
+    for task in tasks:
+        batches[task.shape, task.iteration, task.device].append(task)
+    for batch in batches.values():
+        sources = [task.source for task in batch]
+        for task, result in zip(batch, orthogonalize_each(sources, batch[0].iteration), strict=True):
+            task.sink(result)
 
 
 def update_whole(matrices: Sequence[Matrix]) -> None:
@@ -122,13 +201,5 @@ def update_whole(matrices: Sequence[Matrix]) -> None:
     Args:
         matrices: whole ones; a matrix without elements is left alone.
     """
-    batches: dict[tuple[Any, ...], list[Matrix]] = defaultdict(list)
-    for block in (block for matrix in matrices for block in matrix.blocks() if block.weight.numel()):
-        rows, columns = block.shape()
-        batches[min(rows, columns), max(rows, columns), block.rule.iteration, block.weight.device].append(
-            block
-        )
-    for (_, _, iteration, _), batch in batches.items():
-        sources: list[Callable[[], Tensor]] = [partial(Matrix.direction, block) for block in batch]
-        for block, orthogonal in zip(batch, orthogonalize_each(sources, iteration), strict=True):
-            block.apply(orthogonal)
+    blocks = [block for matrix in matrices for block in matrix.blocks()]
+    run_tasks([Task.of(block) for block in blocks if block.weight.numel()])
