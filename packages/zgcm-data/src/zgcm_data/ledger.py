@@ -10,8 +10,9 @@ share, documents, and ``epochs``: how often the stage has gone through the sourc
 events, such as a switch of stage.
 """
 
-import json
 import os
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from zgcm_data.ledger_file import append, encode, read_ledger, repair, replace
 from zgcm_data.loader.batch import Batch
 from zgcm_data.rows import Integers
 from zgcm_data.shards.manifest import Manifest
+
+__all__ = ["Ledger", "read_ledger"]
 
 _COLUMNS = ("tokens", "loss_tokens", "documents", "rows")
 
@@ -57,7 +61,7 @@ class Ledger:
             self._recover(self.path)
 
     def _recover(self, path: Path) -> None:
-        _repair(path)
+        repair(path)
         for record in read_ledger(path):
             if record["kind"] != "interval":
                 continue
@@ -113,7 +117,7 @@ class Ledger:
             "sources": self._source_records(sums),
         }
         self._last_step = step
-        _append(self.path, record)
+        append(self.path, record)
         return record
 
     def _summed(self) -> Integers:
@@ -160,8 +164,48 @@ class Ledger:
             return None
         when = self._last_step if step is None else step
         record = {"kind": kind, "stage": self.stage, "step": when, **fields}
-        _append(self.path, record)
+        append(self.path, record)
         return record
+
+    def switch(
+        self,
+        previous: Manifest,
+        *,
+        step: int,
+        global_tokens: int,
+        learning_rate_changed: bool,
+        heldout: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any] | None:
+        """Append the event that this stage begins where another ends.
+
+        Old shares and repeats are those of the records so far; new ones are those that the stage's rows hold.
+        Repeats are also summed over all stages, by the name of the source.
+
+        Args:
+            previous: manifest of the stage that ends.
+            step: updates done.
+            global_tokens: tokens consumed by the run so far.
+            learning_rate_changed: whether the learning rate changes at the same moment.
+            heldout: held-out losses and capability slices before the switch; those after it are an event of
+                their own, once they are known.
+
+        Returns:
+            The record, on the rank that writes.
+        """
+        records = [] if self.path is None else read_ledger(self.path)
+        return self.event(
+            "switch",
+            step=step,
+            global_tokens=global_tokens,
+            ended=previous.stage,
+            learning_rate_changed=learning_rate_changed,
+            length_changed=previous.sequence_length != self.manifest.sequence_length,
+            order={"old": asdict(previous.order), "new": asdict(self.manifest.order)},
+            old=_shares(previous, _consumed(records, previous)),
+            new=_shares(self.manifest, [source.tokens for source in self.manifest.sources]),
+            cumulative_epochs=_cumulative_epochs(records),
+            heldout_before=None if heldout is None else dict(heldout),
+        )
 
     @staticmethod
     def rewind(path: str | os.PathLike[str], step: int) -> int:
@@ -180,72 +224,46 @@ class Ledger:
         file = Path(path)
         if not file.exists():
             return 0
-        _repair(file)
+        repair(file)
         records = read_ledger(file)
         kept = [record for record in records if record["step"] <= step]
         if len(kept) < len(records):
-            _replace(file, b"".join(_encode(record) for record in kept))
+            replace(file, b"".join(encode(record) for record in kept))
         return len(records) - len(kept)
 
 
-def read_ledger(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Read the records of a ledger, without a torn last line.
-
-    Args:
-        path: the JSONL file; a missing one has no records.
-
-    Raises:
-        ValueError: a line other than the last is damaged.
-    """
-    file = Path(path)
-    if not file.exists():
-        return []
-    lines = file.read_bytes().split(b"\n")
-    records = []
-    for number, line in enumerate(lines, 1):
-        record = _decode(line)
-        if record is not None:
-            records.append(record)
-        elif number < len(lines):
-            raise ValueError(f"{file}, line {number} is damaged; restore the ledger from a copy")
-    return records
+def _consumed(records: list[dict[str, Any]], manifest: Manifest) -> list[int]:
+    """Tokens of each source that records say were consumed from a set."""
+    totals = [0] * len(manifest.sources)
+    for record in records:
+        if record["kind"] == "interval" and record["digest"] == manifest.digest:
+            totals = [
+                total + source["tokens"] for total, source in zip(totals, record["sources"], strict=True)
+            ]
+    return totals
 
 
-def _decode(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    whole = isinstance(record, dict) and isinstance(record.get("step"), int) and "kind" in record
-    return record if whole else None
+def _shares(manifest: Manifest, tokens: list[int]) -> list[dict[str, Any]]:
+    total = sum(tokens)
+    return [
+        {
+            "name": source.name,
+            "nominal_share": source.nominal_share,
+            "observed_share": count / total if total else 0.0,
+            "tokens": count,
+            "epochs": count * source.epochs / source.tokens if source.tokens else 0.0,
+        }
+        for source, count in zip(manifest.sources, tokens, strict=True)
+    ]
 
 
-def _encode(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-
-
-def _append(path: Path, record: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab", buffering=0) as file:
-        file.write(_encode(record))
-        os.fsync(file.fileno())
-
-
-def _repair(path: Path) -> None:
-    """Finish a last line that lacks only its end, or remove a torn one."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    whole, _, last = data.rpartition(b"\n")
-    if last:
-        kept = data + b"\n" if _decode(last) is not None else whole + b"\n" if whole else b""
-        _replace(path, kept)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+def _cumulative_epochs(records: list[dict[str, Any]]) -> dict[str, float]:
+    """How often each source was gone through, over all stages, by name."""
+    latest: dict[tuple[str, str], float] = {}
+    for record in records:
+        if record["kind"] == "interval":
+            latest.update({(record["stage"], s["name"]): s["epochs"] for s in record["sources"]})
+    totals: dict[str, float] = {}
+    for (_, name), epochs in latest.items():
+        totals[name] = totals.get(name, 0.0) + epochs
+    return totals

@@ -1,6 +1,7 @@
 """The ledger: exact, append-only, and true after a crash."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,27 @@ def test_counts_are_summed_over_ranks(tmp_path: Path, shards25: ShardSet, world:
     single = tmp_path / "single.jsonl"
     run(single, shards25, range(1, 25 // world + 1), batch=world)
     assert (tmp_path / "ledger.jsonl").read_bytes() == single.read_bytes()
+
+
+def test_a_switch_of_stage_says_what_changed(
+    tmp_path: Path, shards25: ShardSet, shard_set: Callable[..., ShardSet]
+) -> None:
+    """Rule R9: old and new shares, repeats so far, and what else changed at the same moment."""
+    path = tmp_path / "ledger.jsonl"
+    run(path, shards25, range(1, 6))
+    new = shard_set(tmp_path / "new", 10, sequence_length=16)
+    ledger = Ledger(path, stage="two", manifest=new.manifest)
+    ledger.switch(
+        shards25.manifest, step=5, global_tokens=800, learning_rate_changed=False, heldout={"code": 2.5}
+    )
+    record = read_ledger(path)[-1]
+    assert (record["kind"], record["stage"], record["ended"]) == ("switch", "two", "one")
+    assert (record["global_tokens"], record["length_changed"], record["learning_rate_changed"]) == (
+        800,
+        True,
+        False,
+    )
+    assert [s["tokens"] for s in record["old"]] == [s.tokens for s in shards25.manifest.sources]
+    assert sum(s["observed_share"] for s in record["new"]) == pytest.approx(1.0)
+    assert record["cumulative_epochs"] == {"source-0": 1.0, "source-1": 1.0, "source-2": 1.0}
+    assert record["heldout_before"] == {"code": 2.5}

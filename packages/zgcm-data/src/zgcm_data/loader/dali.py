@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from zgcm_data.loader.batch import Batch
-from zgcm_data.loader.fields import BLOCK_TOKENS, BlockBatches, Job
+from zgcm_data.loader.fields import BlockBatches, Job
 from zgcm_data.loader.options import RowBlock
 from zgcm_data.rows import Integers, Tokens
 from zgcm_data.shards.manifest import Manifest, ShardError
 from zgcm_data.shards.read import ShardSet
 from zgcm_data.shards.tar import TOKENS_SUFFIX
 
-STRETCH_TOKENS = 64 * BLOCK_TOKENS
-"""Tokens per set of index files."""
+STRETCH_BLOCKS = 64
+"""Blocks of rows per set of index files."""
 
 READ_TOKENS = 1 << 18
 """Tokens that DALI hands over at a time."""
@@ -113,7 +113,7 @@ class _Stream:
 def _pieces(job: Job, shards: ShardSet) -> Iterator[Tokens]:
     """Yield uint32 ``[n, T+1]``, each valid until the next is asked for."""
     size = max(1, READ_TOKENS // (shards.manifest.sequence_length + 1))
-    for first, count in job.blocks(STRETCH_TOKENS):
+    for first, count in job.blocks(STRETCH_BLOCKS):
         positions = job.positions(first, count)
         rows = positions[positions >= 0] % len(shards)
         pipeline = _build(shards, rows, size, max(1, job.options.workers)) if len(rows) else None

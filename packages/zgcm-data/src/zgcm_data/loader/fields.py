@@ -19,7 +19,8 @@ from zgcm_data.rows import PADDING_SOURCE, Integers
 from zgcm_data.shards.manifest import Manifest, ShardError
 
 BLOCK_TOKENS = 1 << 20
-"""Tokens looked up at once; enough to spread the fixed cost of a block."""
+BLOCK_ROWS = 512
+"""Tokens and rows looked up at once, at most; enough to spread the fixed cost of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,12 @@ class Job:
         wanted = self.options.pin_memory
         return torch.cuda.is_available() if wanted is None else wanted
 
-    def blocks(self, tokens: int = BLOCK_TOKENS) -> list[tuple[int, int]]:
-        """Return (first micro step, number of micro steps) of blocks of about that many tokens."""
-        size = max(1, tokens // (self.plan.micro_batch * self.manifest.sequence_length))
-        return [(first, min(size, self.micro_steps - first)) for first in range(0, self.micro_steps, size)]
+    def blocks(self, times: int = 1) -> Iterator[tuple[int, int]]:
+        """Yield (first micro step, number of micro steps) of each block, or of every ``times`` blocks."""
+        rows = min(BLOCK_ROWS, BLOCK_TOKENS // self.manifest.sequence_length)
+        size = max(1, rows // self.plan.micro_batch) * times
+        for first in range(0, self.micro_steps, size):
+            yield first, min(size, self.micro_steps - first)
 
     def positions(self, first: int, count: int) -> Integers:
         """Return the positions of a block, int64 ``[count * micro_batch]``; -1 past the end of the stage."""

@@ -88,6 +88,26 @@ class Loader:
             self._next_row = min(self._next_row + self.plan.rows_per_micro_step, self.total_rows)
             yield batch
 
+    def describe(self) -> dict[str, Any]:
+        """Return what a run's header must say about its data, as plain values."""
+        manifest, plan = self.shards.manifest, self.plan
+        return {
+            "digest": manifest.digest,
+            "stage": manifest.stage,
+            "rows": len(self.shards),
+            "epochs": self.options.epochs,
+            "sequence_length": manifest.sequence_length,
+            "packing": manifest.packing,
+            "tokenizer_sha256": manifest.tokenizer_sha256,
+            "cross_document_attention": not self.options.isolate_documents,
+            "global_batch": plan.global_batch,
+            "micro_batch": plan.micro_batch,
+            "accumulation": plan.accumulation,
+            "backend": self.backend,
+            "next_row": self._next_row,
+            "dropped_rows": self.dropped_rows,
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position: ``next_row``, and the ``digest`` of the rows it belongs to."""
         return {"next_row": self._next_row, "digest": self.shards.manifest.digest}

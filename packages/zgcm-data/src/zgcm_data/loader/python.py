@@ -21,14 +21,13 @@ def batches(job: Job) -> Iterator[Batch]:
         ShardError: the rows cannot be read as the manifest says.
         TimeoutError: a reader delivered nothing for ``timeout`` seconds.
     """
-    blocks = job.blocks()
     if job.options.workers == 0:
-        for first, count in blocks:
+        for first, count in job.blocks():
             yield from BlockBatches(job, first, count)
         return
     with _Readers(job) as readers:
         waiting: deque[Future[list[Batch]]] = deque()
-        for first, count in blocks:
+        for first, count in job.blocks():
             waiting.append(readers.submit(first, count))
             if len(waiting) > job.options.prefetch:
                 yield from readers.wait(waiting.popleft())
