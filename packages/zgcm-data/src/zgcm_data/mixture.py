@@ -24,6 +24,29 @@ def largest_remainder(total: int, weights: Mapping[str, float]) -> dict[str, int
     return parts
 
 
+def capacity(
+    available: Mapping[tuple[str, str], int], shares: Mapping[str, float], max_epochs: Mapping[str, int]
+) -> int:
+    """Return the largest total that ``source_quotas`` can split without a refusal.
+
+    Args:
+        available: (category, source) to tokens.
+        shares: Token share per category; empty takes what is available.
+        max_epochs: How often each document of a category may be used.
+
+    Returns:
+        Tokens; with shares, a few less than the very largest, so that rounding up cannot break a limit.
+    """
+    limits: dict[str, int] = {}
+    for (category, _), tokens in available.items():
+        limits[category] = limits.get(category, 0) + tokens * max_epochs.get(category, 1)
+    if not shares:
+        return sum(limits.values())
+    whole = sum(shares.values())
+    scarce = min(max(limits.get(category, 0) - 1, 0) * whole / share for category, share in shares.items())
+    return int(scarce)
+
+
 def source_quotas(
     total: int,
     available: Mapping[tuple[str, str], int],

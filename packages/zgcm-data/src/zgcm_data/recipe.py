@@ -129,8 +129,8 @@ class StageRecipe:
     """Budget and mixture of one stage.
 
     Args:
-        rows: Rows to write, exactly; 0 takes what the corpus holds (a quarter of it for stage 1).
-        shrink: Write fewer rows, instead of refusing, where the corpus holds less.
+        rows: Rows to write, exactly; 0 takes what the corpus fills (a quarter of it for stage 1).
+        shrink: Write fewer rows, instead of refusing, where the corpus cannot fill so many.
         shares: Token share per category; empty takes what the corpus holds.
         max_epochs: How often each document may be used, per category; 1 where not named.
         seed: Key of the global shuffle (stage 2).

@@ -152,7 +152,7 @@ def test_build_killed_at_any_moment_goes_on_to_the_same_digest(
     )
     recipe = make_recipe(corpus)
     seen: set[str] = set()
-    for stop_after in ("clean", "heldout", "tokenize", "pack-1"):
+    for stop_after in ("clean", "tokenize", "pack-1"):
         command = [sys.executable, "-c", script, json.dumps(recipe.to_dict()), str(tmp_path / "out")]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
@@ -244,6 +244,30 @@ def test_quota_larger_than_a_category_names_both_numbers_and_the_remedy(
         CorpusError, match=r"stage1: the quota of 17,281 tokens for math .* max_epochs.math = \d"
     ):
         build(recipe, tmp_path / "out")
+
+
+def test_stages_shrink_to_the_corpus_only_where_the_recipe_says_so(
+    tmp_path: Path, documents: Documents, write_corpus: Write, make_recipe: Recipe
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus.jsonl", documents)
+    big = {"stage1": {"rows": 20_000, "shrink": True}, "stage2": {"rows": 40_000, "shrink": True}}
+    result = build(make_recipe(corpus, **big), tmp_path / "out")
+    rows = [result.report["stages"][name]["rows"] for name in ("stage1", "stage2")]
+    assert 100 < rows[0] < rows[1] < 2.2 * rows[0]
+    assert [len(open_shards(result.out / name)) for name in ("stage1", "stage2")] == rows
+    with pytest.raises(CorpusError, match=r"stage1: the quota of [\d,]+ tokens for .* is larger than"):
+        build(make_recipe(corpus, stage1={"rows": 20_000}), tmp_path / "out")
+
+
+def test_without_row_counts_the_corpus_is_used_up(
+    tmp_path: Path, documents: Documents, write_corpus: Write, make_recipe: Recipe
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus.jsonl", documents)
+    result = build(make_recipe(corpus, stage1={}, stage2={}), tmp_path / "out")
+    stages = result.report["stages"]
+    held = sum(item["available"] for item in stages["stage2"]["sources"])
+    assert 0 <= held - stages["stage2"]["tokens"] <= 64
+    assert stages["stage1"]["rows"] * 2 < stages["stage2"]["rows"]
 
 
 def test_d22_repeats_are_explicit_exact_and_on_record(

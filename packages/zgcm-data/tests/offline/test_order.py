@@ -6,7 +6,7 @@ import pytest
 from zgcm_data import engine
 from zgcm_data.complexity import PARTS, Scale, measure
 from zgcm_data.curriculum import choose, curriculum_order, describe, shuffle_order, without_outliers
-from zgcm_data.mixture import largest_remainder, source_quotas
+from zgcm_data.mixture import capacity, largest_remainder, source_quotas
 from zgcm_data.records import CorpusError
 
 Rows = list[dict[str, Any]]
@@ -67,6 +67,15 @@ def test_quotas_sum_to_the_budget_and_follow_shares() -> None:
     )
     with pytest.raises(CorpusError, match=r"the 0 tokens that are left of it, used once; leave it out"):
         source_quotas(10, held, {"latex": 1}, {})
+
+
+def test_capacity_is_a_total_that_can_be_split() -> None:
+    held = {("code", "c"): 500, ("math", "m"): 100, ("general_text", "g"): 300}
+    for shares in ({}, {"code": 0.3, "math": 0.31}, {"general_text": 1.0, "math": 3.0}):
+        total = capacity(held, shares, {"math": 2})
+        assert total > 190
+        assert sum(source_quotas(total, held, shares, {"math": 2}).values()) == total
+    assert capacity(held, {"latex": 1.0}, {}) == 0
 
 
 def test_d20_extreme_weights_are_met_exactly_or_refused() -> None:

@@ -97,7 +97,7 @@ def test_training_does_not_depend_on_threads_or_hash_seed(tmp_path: Path) -> Non
         "print(t.train_tokenizer(t.texts(), pathlib.Path(sys.argv[2]), vocab_size=280).sha256)\n"
     )
     digests = set()
-    for threads, seed in (("1", "1"), ("2", "2"), ("4", "3")):
+    for threads, seed in (("1", "1"), ("4", "2")):
         environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": seed}
         command = [sys.executable, "-c", script, os.path.dirname(__file__), str(tmp_path / f"{threads}.json")]
         digests.add(

@@ -8,7 +8,7 @@ from zgcm_data import engine
 from zgcm_data.complexity import METRIC, frequency_table, save_scale, score_frame, words_frame
 from zgcm_data.curriculum import APART, choose, curriculum_order, shuffle_order, without_outliers
 from zgcm_data.dedup import exclude
-from zgcm_data.mixture import source_quotas
+from zgcm_data.mixture import capacity, source_quotas
 from zgcm_data.prepare.steps import Steps
 from zgcm_data.recipe import BuildRecipe, StageRecipe
 from zgcm_data.records import CorpusError
@@ -53,8 +53,9 @@ def order_stage_1(
             .concat(pool.where(~apart).join(inside.select("id"), on="id", how="semi"))
             .collect()
         )
-        rows = wanted_rows(recipe.stage1, held(pool) // recipe.sequence_length // STAGE_1_PART)
-        quotas, available = plan(stays, rows * recipe.sequence_length + 1, recipe.stage1, "stage1")
+        available = tokens_held(stays)
+        rows = stage_rows(available, recipe, "stage1")
+        quotas = plan(available, rows * recipe.sequence_length + 1, recipe.stage1, "stage1")
         chosen = choose(stays, quotas, f"stage1:{cut.seed}", recipe.stage1.max_epochs)
         engine.write(with_ordinals(steps, curriculum_order(chosen, inside, f"curriculum:{cut.seed}")), target)
         outliers = natural.count_rows() - inside.count_rows()
@@ -62,6 +63,7 @@ def order_stage_1(
 
     inputs = {"tokens": tokens["key"], "scores": scored["key"], "stage": asdict(recipe.stage1)}
     inputs |= {"curriculum": asdict(recipe.curriculum), "length": recipe.sequence_length}
+    inputs["stage2_rows"] = recipe.stage2.rows if recipe.stage1.shrink else 0
     return steps.run("order-1", inputs, [target], work)
 
 
@@ -80,8 +82,9 @@ def order_stage_2(steps: Steps, recipe: BuildRecipe, stage1: dict[str, Any]) -> 
         tell(0.5, "choosing")
         gone = first.concat(matches.select("id"))
         rest = pool.join(gone, on="id", how="anti").collect()
-        rows = wanted_rows(recipe.stage2, max(held(rest) - 1, 0) // recipe.sequence_length)
-        quotas, available = plan(rest, rows * recipe.sequence_length + 1, recipe.stage2, "stage2")
+        available = tokens_held(rest)
+        rows = stage_rows(available, recipe, "stage2")
+        quotas = plan(available, rows * recipe.sequence_length + 1, recipe.stage2, "stage2")
         chosen = choose(rest, quotas, f"stage2-choice:{recipe.stage2.seed}", recipe.stage2.max_epochs)
         engine.write(with_ordinals(steps, shuffle_order(chosen, recipe.stage2.seed)), target)
         kinds = matches.groupby("kind").agg(column("id").count().alias("documents"))
@@ -93,11 +96,6 @@ def order_stage_2(steps: Steps, recipe: BuildRecipe, stage1: dict[str, Any]) -> 
     return steps.run("order-2", inputs, [target, crossed], work)
 
 
-def wanted_rows(stage: StageRecipe, possible: int) -> int:
-    """Return the rows to write: those asked for, or what is possible where none are named or shrinking is allowed."""
-    return min(stage.rows, possible) if stage.rows and stage.shrink else stage.rows or possible
-
-
 def usable(steps: Steps) -> Any:
     """Return (id, source, category, tokens) of the documents of two tokens or more."""
     column = engine.daft().col
@@ -105,27 +103,39 @@ def usable(steps: Steps) -> Any:
     return frame.where(column("tokens") >= 2).collect()
 
 
-def held(frame: Any) -> int:
-    """Return the tokens of a pool, end-of-document tokens included."""
-    column = engine.daft().col
-    total = engine.rows(frame.agg((column("tokens") + 1).sum().alias("total")))[0]["total"]
-    return int(total or 0)
+def tokens_held(frame: Any) -> Quotas:
+    """Return the tokens of a pool per (category, source), end-of-document tokens included."""
+    sums = frame.groupby("category", "source").agg((engine.daft().col("tokens") + 1).sum().alias("tokens"))
+    return dict(sorted(((row["category"], row["source"]), int(row["tokens"])) for row in engine.rows(sums)))
 
 
-def plan(frame: Any, total: int, stage: StageRecipe, name: str) -> tuple[Quotas, Quotas]:
-    """Return tokens wanted and tokens held per (category, source).
+def stage_rows(available: Quotas, recipe: BuildRecipe, name: str) -> int:
+    """Return the rows that a stage gets.
+
+    Without a number, or with ``shrink``, the rows that ``available`` fills are the limit; of these stage 1
+    leaves stage 2 its part.
+    """
+    stage: StageRecipe = getattr(recipe, name)
+    if stage.rows and not stage.shrink:
+        return stage.rows
+    tokens = capacity(available, stage.shares, stage.max_epochs)
+    if name == "stage1":
+        first, second = recipe.stage1.rows, recipe.stage2.rows
+        tokens = tokens * first // (first + second) if first and second else tokens // STAGE_1_PART
+    rows = max(tokens - 1, 0) // recipe.sequence_length
+    return min(rows, stage.rows) if stage.rows else rows
+
+
+def plan(available: Quotas, total: int, stage: StageRecipe, name: str) -> Quotas:
+    """Return the tokens wanted per (category, source).
 
     Raises:
         CorpusError: If the stage cannot be filled; names the stage and both numbers.
     """
-    column = engine.daft().col
-    sums = frame.groupby("category", "source").agg((column("tokens") + 1).sum().alias("tokens"))
-    available = {(row["category"], row["source"]): int(row["tokens"]) for row in engine.rows(sums)}
-    available = dict(sorted(available.items()))
     if total <= 1:
         raise CorpusError(f"{name}: the corpus does not fill one row; add text or lower sequence_length")
     try:
-        return source_quotas(total, available, stage.shares, stage.max_epochs), available
+        return source_quotas(total, available, stage.shares, stage.max_epochs)
     except CorpusError as error:
         raise CorpusError(f"{name}: {error}") from error
 
