@@ -20,7 +20,9 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 
-def _worker(rank: int, world: int, folder: str, results: Any, function: Callable[..., Any], args: Any) -> None:
+def _worker(
+    rank: int, world: int, folder: str, results: Any, function: Callable[..., Any], args: Any
+) -> None:
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     try:

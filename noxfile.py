@@ -1,0 +1,227 @@
+"""Every command a person needs to work on ZGCM. `nox -l` lists them; a plain `nox` runs what CI runs."""
+
+import os
+import re
+import shutil
+import tempfile
+import tomllib
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PACKAGES = ("optim", "model", "data", "eval", "train")
+COMMANDS = ("data", "eval", "train")
+CONSTRAINTS = ROOT / "constraints.txt"
+TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
+EXTRAS = {"data": "[prepare]", "eval": "[math]"}
+
+nox.needs_version = ">=2024.10"
+nox.options.sessions = (
+    "lint",
+    "layers",
+    "types",
+    "imports",
+    "build",
+    "lowest",
+    "shapes",
+    "dali",
+    "tests",
+    "integration",
+)
+nox.options.reuse_existing_virtualenvs = True
+nox.options.stop_on_first_error = False
+
+
+def source(*packages: str, extras: bool = True) -> list[str]:
+    """Return what pip installs for these packages from the tree."""
+    return [f"{ROOT}/packages/zgcm-{p}{EXTRAS.get(p, '') if extras else ''}" for p in packages]
+
+
+def install(session: nox.Session, *what: str) -> None:
+    """Install with the versions of constraints.txt; no byte code, which saves half the time."""
+    session.install("--no-compile", "-c", str(CONSTRAINTS), *what)
+
+
+def run(session: nox.Session, *command: str) -> None:
+    """Run a command whose temporary and cache files stay inside the clone."""
+    scratch = ROOT / ".nox" / "scratch"
+    for folder in ("tmp", "matplotlib"):
+        (scratch / folder).mkdir(parents=True, exist_ok=True)
+    session.run(
+        *command,
+        env={
+            "TMPDIR": str(scratch / "tmp"),
+            "MPLCONFIGDIR": str(scratch / "matplotlib"),
+            "HF_HOME": str(scratch / "huggingface"),
+            "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+    )
+
+
+def pytest(session: nox.Session, *arguments: str) -> None:
+    """Run pytest with the settings of the root pyproject.toml."""
+    cache = ROOT / ".nox" / "scratch" / "pytest"
+    run(session, "python", "-m", "pytest", "-o", f"cache_dir={cache}", *arguments, *session.posargs)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Train a small model on real text in two stages and show the result in demo/report.html."""
+    install(session, *source(*PACKAGES))
+    run(session, "zgcm-train", "demo", "--out", "demo", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def tests(session: nox.Session, package: str) -> None:
+    """Test one package in an environment that holds only it and its own dependencies."""
+    install(session, *TEST_TOOLS, *source(*(PACKAGES if package == "train" else (package,))))
+    pytest(session, f"packages/zgcm-{package}/tests")
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """Test the packages together, and the rules of the house."""
+    install(session, *TEST_TOOLS, *source(*PACKAGES))
+    pytest(session, "tests")
+
+
+@nox.session
+def shapes(session: nox.Session) -> None:
+    """Test again with every shape in a signature checked at run time."""
+    install(session, *TEST_TOOLS, "beartype", *source("model", "eval"))
+    for package in ("model", "eval"):
+        hook = f"--jaxtyping-packages=zgcm_{package},beartype.beartype"
+        pytest(session, hook, f"packages/zgcm-{package}/tests", "-m", "not slow")
+
+
+@nox.session
+def dali(session: nox.Session) -> None:
+    """Test the loader on NVIDIA DALI's reader; no GPU is needed."""
+    install(session, *TEST_TOOLS, f"{ROOT}/packages/zgcm-data[prepare,dali]")
+    pytest(session, "packages/zgcm-data/tests/online")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and layout with ruff; `nox -s lint -- fix` mends what can be mended."""
+    install(session, "ruff")
+    if "fix" in session.posargs:
+        run(session, "ruff", "check", "--fix", ".")
+        run(session, "ruff", "format", ".")
+    else:
+        run(session, "ruff", "check", ".")
+        run(session, "ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the five packages with mypy, strictly."""
+    install(session, "mypy", *source(*PACKAGES))
+    cache = ROOT / ".nox" / "scratch" / "mypy"
+    run(session, "mypy", "--cache-dir", str(cache), *(f"packages/zgcm-{p}/src" for p in PACKAGES))
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """Check that imports point down and siblings leave each other alone."""
+    install(session, "import-linter", *source(*PACKAGES))
+    run(session, "lint-imports", "--no-cache")
+
+
+@nox.session
+def imports(session: nox.Session) -> None:
+    """Import every module with core dependencies alone, the four leaves first, then zgcm-train."""
+    install(session, *source("optim", "model", "data", "eval", extras=False))
+    run(
+        session, "python", "tests/support/import_all.py", "zgcm_optim", "zgcm_model", "zgcm_data", "zgcm_eval"
+    )
+    install(session, *source(*PACKAGES, extras=False))
+    run(session, "python", "tests/support/import_all.py", "zgcm_train")
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build sdist, then wheel from the sdist; install it outside the tree, import it, run its command."""
+    install(session, "hatchling", "build")
+    with tempfile.TemporaryDirectory() as folder:
+        wheels = [build_wheel(session, package, Path(folder)) for package in PACKAGES]
+        for package, wheel in zip(PACKAGES, wheels, strict=True):
+            try_wheel(session, package, wheels if package == "train" else [wheel], Path(folder))
+
+
+def build_wheel(session: nox.Session, package: str, folder: Path) -> Path:
+    """Build one package as a release would; return its wheel."""
+    out = folder / f"dist-{package}"
+    session.run("python", "-m", "build", "-q", "--no-isolation", "-o", str(out), f"packages/zgcm-{package}")
+    (wheel,) = out.glob("*.whl")
+    session.run("python", "tests/support/check_wheel.py", str(wheel), f"packages/zgcm-{package}/src")
+    return wheel
+
+
+def try_wheel(session: nox.Session, package: str, wheels: list[Path], folder: Path) -> None:
+    """Install wheels into a fresh environment outside the tree, import the package and run its command."""
+    environment = folder / f"env-{package}"
+    session.run("python", "-m", "venv", str(environment))
+    python = str(environment / "bin" / "python")
+    session.run(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-compile",
+        "-c",
+        str(CONSTRAINTS),
+        *map(str, wheels),
+        external=True,
+    )
+    with session.chdir(folder):
+        session.run(python, "-c", f"import zgcm_{package}; print(zgcm_{package}.__version__)", external=True)
+        if package in COMMANDS:
+            session.run(str(environment / "bin" / f"zgcm-{package}"), "--version", external=True)
+    shutil.rmtree(environment)
+
+
+@nox.session
+def lowest(session: nox.Session) -> None:
+    """Test with the lowest declared version of every direct dependency."""
+    install(session, *TEST_TOOLS)
+    session.install("--no-compile", *lowest_requirements(), *source(*PACKAGES))
+    pytest(session, "packages", "-m", "not slow", "-x", "-q")
+
+
+def lowest_requirements() -> list[str]:
+    """Return every direct dependency of the packages, pinned to the lowest version that it declares."""
+    pinned = {}
+    for package in PACKAGES:
+        project = tomllib.loads((ROOT / f"packages/zgcm-{package}/pyproject.toml").read_text())["project"]
+        wanted = [*project["dependencies"], *project.get("optional-dependencies", {}).get("prepare", [])]
+        for requirement in wanted:
+            name, _, version = re.sub(r"\[.*?\]", "", requirement).partition(">=")
+            if not name.startswith("zgcm-"):
+                pinned[name] = f"{name}=={version}"
+    return sorted(pinned.values())
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure against named peers; `nox -s bench -- optim` for one package."""
+    wanted = [p for p in session.posargs if p in PACKAGES] or list(PACKAGES)
+    install(session, *TEST_TOOLS, "pytest-benchmark", *source(*PACKAGES))
+    for package in wanted:
+        peers = ROOT / f"packages/zgcm-{package}/benchmarks/requirements.txt"
+        if peers.exists():
+            install(session, "-r", str(peers))
+        run(session, "python", "-m", "pytest", f"packages/zgcm-{package}/benchmarks", "-q", "-s")
+
+
+@nox.session
+def clean(session: nox.Session) -> None:
+    """Remove what the other sessions left in the clone, environments excepted."""
+    for name in ("demo", ".nox/scratch", ".ruff_cache", ".mypy_cache", ".pytest_cache"):
+        shutil.rmtree(ROOT / name, ignore_errors=True)
+    session.log(f"cleaned {ROOT}, environments are kept in {os.environ.get('NOXENVDIR', '.nox')}")

@@ -1,0 +1,219 @@
+"""Build the parts of a run, one function per part."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from zgcm_data import Loader, LoaderOptions, ShardSet, open_shards
+from zgcm_model import Decoder, initialize
+from zgcm_optim import Muon, route_parameters, schedule
+from zgcm_train._version import __version__
+from zgcm_train.checkpoint import Checkpoint, Progress, load_checkpoint
+from zgcm_train.checkpoint.progress import Identity
+from zgcm_train.config import Recipe
+from zgcm_train.errors import CheckpointError, PathError, require_folder
+from zgcm_train.files import sha256_text
+from zgcm_train.mesh import build_mesh, default_device
+from zgcm_train.processes import rank, world_size
+from zgcm_train.recipe_file import dump_recipe
+from zgcm_train.step import StepSettings
+from zgcm_train.trainer import Parts
+
+
+def build_parts(recipe: Recipe, folder: Path, checkpoint: Checkpoint | None) -> Parts:
+    """Build everything that the next updates need.
+
+    Args:
+        recipe: the effective recipe.
+        folder: the run folder.
+        checkpoint: where to go on; None starts fresh. A checkpoint at the end of a stage leads into the next one.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to another model, dataset or tokenizer.
+        PathError: a shard set is missing, wrong or too short for its stage.
+    """
+    device = default_device()
+    shards = [open_stage(recipe, number) for number in range(len(recipe.stage))]
+    identity = build_identity(recipe, shards)
+    mesh = build_mesh(recipe.parallel, device)
+    decoder = build_decoder(recipe, device, mesh)
+    optimizer = build_optimizer(recipe, decoder)
+    progress = restore(recipe, checkpoint, identity, decoder, optimizer)
+    return Parts(
+        recipe=recipe,
+        decoder=decoder,
+        optimizer=optimizer,
+        loader=build_loader(recipe, shards[progress.stage], progress.next_row),
+        schedule=build_schedule(recipe),
+        settings=build_settings(recipe, device),
+        progress=progress,
+        identity=identity,
+        folder=folder,
+        group=dist.group.WORLD if mesh is not None else None,
+    )
+
+
+def build_decoder(recipe: Recipe, device: torch.device, mesh: DeviceMesh | None) -> Decoder:
+    """Build the model without allocating twice, shard it and draw its weights from the run's seed."""
+    with torch.device("meta"):
+        decoder = Decoder(recipe.model.architecture(), kernel=recipe.model.kernel)
+    if mesh is not None:
+        shard(decoder, mesh)
+    decoder.to_empty(device=device)
+    initialize(decoder, recipe.run.seed)
+    return decoder.train()
+
+
+def shard(decoder: Decoder, mesh: DeviceMesh) -> None:
+    """Shard every block and the rest with FSDP2; gradients are summed, never averaged."""
+    modules: list[nn.Module] = [*decoder.layers, decoder]
+    for module in modules:
+        fsdp = fully_shard(module, mesh=mesh)
+        # The loss is divided by the global token count already; a mean over ranks would divide again.
+        fsdp.set_gradient_divide_factor(1.0)
+        fsdp.set_force_sum_reduction_for_comms(True)
+
+
+def build_optimizer(recipe: Recipe, decoder: Decoder) -> Muon:
+    """Build Muon for matrices and Adam for the rest."""
+    settings = recipe.optimizer
+    return Muon(
+        route_parameters(decoder),
+        settings.lr,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        weight_decay=settings.weight_decay,
+        steps=settings.steps,
+        coefficients=settings.coefficients,
+        scale=settings.scale,
+        extra_scale=settings.extra_scale,
+        betas=settings.betas,
+        eps=settings.eps,
+        sharded=settings.sharded,
+        dtype=getattr(torch, settings.dtype),
+    )
+
+
+def build_schedule(recipe: Recipe) -> Callable[[int], float]:
+    """Return the learning rate as a function of the update number (1-based)."""
+    settings, peak, total = recipe.schedule, recipe.optimizer.lr, recipe.total_updates
+    if settings.kind == "constant":
+        return functools.partial(schedule.constant, peak=peak, warmup=settings.warmup_updates)
+    if settings.kind == "cosine":
+        return functools.partial(
+            schedule.cosine, peak=peak, warmup=settings.warmup_updates, total=total, floor=settings.min_lr
+        )
+    return functools.partial(
+        schedule.warmup_stable_decay,
+        peak=peak,
+        warmup=settings.warmup_updates,
+        total=total,
+        decay=settings.decay_updates,
+        floor=settings.min_lr,
+    )
+
+
+def build_settings(recipe: Recipe, device: torch.device) -> StepSettings:
+    """Return how an update is computed."""
+    return StepSettings(
+        compute=getattr(torch, recipe.precision.compute),
+        clip_norm=recipe.optimizer.clip_norm,
+        isolate_documents=not recipe.data.cross_document_attention,
+        device=device,
+    )
+
+
+def open_stage(recipe: Recipe, number: int) -> ShardSet:
+    """Open a stage's shard set and check that it fits the recipe.
+
+    Raises:
+        PathError: it is missing, of another row length or vocabulary, or has too few rows.
+    """
+    stage, data = recipe.stage[number], recipe.data
+    folder = require_folder(Path(stage.data), f"The data of stage {stage.name!r}")
+    try:
+        shards = open_shards(folder)
+    except (OSError, ValueError) as error:
+        raise PathError(f"The data of stage {stage.name!r} cannot be opened: {error}") from error
+    manifest, needed = shards.manifest, stage.updates * data.global_batch
+    if manifest.sequence_length != data.sequence_length:
+        raise PathError(
+            f"{folder} has rows of {manifest.sequence_length} positions, data.sequence_length is "
+            f"{data.sequence_length}; make them equal."
+        )
+    vocabulary = recipe.model.architecture().vocab_size
+    if manifest.vocab_size > vocabulary:
+        raise PathError(
+            f"{folder} uses {manifest.vocab_size} token ids, the model knows {vocabulary}; "
+            "raise model.vocab_size."
+        )
+    if len(shards) < needed:
+        raise PathError(
+            f"Stage {stage.name!r} needs {needed} rows ({stage.updates} updates of {data.global_batch}), "
+            f"{folder} has {len(shards)}; lower stage.updates or build more data."
+        )
+    return shards
+
+
+def build_loader(recipe: Recipe, shards: ShardSet, next_row: int) -> Loader:
+    """Return this rank's loader, from the stage's next row on."""
+    return Loader(
+        shards,
+        global_batch=recipe.data.global_batch,
+        dp_rank=rank(),
+        dp_size=recipe.parallel.data_parallel,
+        micro_batch=recipe.data.micro_batch,
+        start_row=next_row,
+        backend=recipe.data.backend,
+        options=LoaderOptions(isolate_documents=not recipe.data.cross_document_attention),
+    )
+
+
+def build_identity(recipe: Recipe, shards: list[ShardSet]) -> Identity:
+    """Return what must not change while the run goes on.
+
+    Raises:
+        PathError: the stages were tokenized by different tokenizers.
+    """
+    tokenizers = {s.manifest.tokenizer_sha256 for s in shards}
+    if len(tokenizers) > 1:
+        raise PathError("The stages were tokenized by different tokenizers; build them with one.")
+    return Identity(
+        model=asdict(recipe.model.architecture()),
+        data={stage.name: s.manifest.digest for stage, s in zip(recipe.stage, shards, strict=True)},
+        tokenizer=tokenizers.pop(),
+        recipe=sha256_text(dump_recipe(recipe)),
+        code=__version__,
+        world=world_size(),
+    )
+
+
+def restore(
+    recipe: Recipe, checkpoint: Checkpoint | None, identity: Identity, decoder: Decoder, optimizer: Muon
+) -> Progress:
+    """Load a checkpoint into the parts and return where the run stands.
+
+    Raises:
+        CheckpointError: it belongs to another model, dataset, tokenizer or batch size.
+    """
+    if checkpoint is None:
+        return Progress()
+    identity.refuse_mismatch(checkpoint.identity, str(checkpoint.path))
+    progress = checkpoint.progress
+    expected = (progress.step - recipe.first_update(progress.stage)) * recipe.data.global_batch
+    if progress.next_row != expected:
+        raise CheckpointError(
+            f"{checkpoint.path} stands at row {progress.next_row} of its stage, this recipe would stand at {expected} "
+            f"after {progress.step} updates; restore data.global_batch and stage.updates as they were."
+        )
+    load_checkpoint(checkpoint, decoder, optimizer)
+    if progress.step == recipe.first_update(progress.stage + 1) and progress.stage + 1 < len(recipe.stage):
+        progress.enter_stage(progress.stage + 1)
+    return progress

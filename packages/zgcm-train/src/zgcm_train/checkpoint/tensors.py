@@ -1,0 +1,128 @@
+"""Save and load weights, optimizer state and random state with PyTorch's distributed checkpoint.
+
+Every tensor has a flat name: ``model.<parameter>``, ``optimizer.<parameter>.<state>``, ``rng.<rank>``. Optimizer state
+is named by parameter, so it does not depend on how parameters are grouped or sharded.
+"""
+
+import contextlib
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.optim import Optimizer
+
+from zgcm_train.checkpoint.folder import Checkpoint, folder_name, seal
+from zgcm_train.checkpoint.progress import Identity, Progress, dump_state
+from zgcm_train.errors import CheckpointError, explain_os_error, find_os_error
+from zgcm_train.files import write_atomic
+from zgcm_train.processes import barrier, rank
+
+
+def save_checkpoint(
+    folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, identity: Identity
+) -> Path:
+    """Save everything a strict resume needs; every rank calls this.
+
+    Args:
+        folder: where the ``step-*`` folders are.
+        model: its parameters may be sharded.
+        optimizer: its state is saved under the parameters' names.
+        progress: where the run stands.
+        identity: what the run is.
+
+    Returns:
+        The new checkpoint's folder, complete.
+
+    Raises:
+        PathError: the disk is full or not writable; older checkpoints are untouched.
+    """
+    final = folder / folder_name(progress.step)
+    temporary = folder / f".{final.name}.tmp"
+    tensors = _named_state(model, optimizer) | {f"rng.{rank()}": torch.get_rng_state()}
+    try:
+        if rank() == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        barrier()
+        with _without_single_process_warning():
+            save(tensors, checkpoint_id=temporary / "tensors", no_dist=not dist.is_initialized())
+        if rank() == 0:
+            write_atomic(temporary / "state.json", dump_state(progress, identity))
+            seal(temporary, final)
+    except (OSError, CheckpointException) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        cause = find_os_error(error)
+        if cause is None:
+            raise
+        raise explain_os_error(cause, f"saving {final.name}") from error
+    barrier()
+    return final
+
+
+def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer | None) -> None:
+    """Load weights, optimizer state and random state in place; every rank calls this.
+
+    Args:
+        checkpoint: a whole checkpoint; its digests have been compared.
+        model: takes the weights, whatever its sharding.
+        optimizer: takes the state; None for weights only.
+
+    Raises:
+        CheckpointError: tensors are missing, unexpected or of another shape, each listed.
+    """
+    reader = FileSystemReader(checkpoint.path / "tensors")
+    saved: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    target = _named_state(model, optimizer)
+    _refuse_differences(saved, target, str(checkpoint.path), whole=optimizer is not None)
+    random_state = f"rng.{rank()}"
+    if optimizer is not None and random_state in saved:
+        target[random_state] = torch.empty_like(torch.get_rng_state())
+    with _without_single_process_warning():
+        load(target, storage_reader=reader, no_dist=not dist.is_initialized())
+    if random_state in target:
+        torch.set_rng_state(target[random_state])
+
+
+@contextlib.contextmanager
+def _without_single_process_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
+        )
+        yield
+
+
+def _named_state(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
+    """Name every tensor; the optimizer has created all of its state, so loading fills it in place."""
+    state: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        state[f"model.{name}"] = parameter.detach()
+        if optimizer is not None:
+            state |= {f"optimizer.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
+    return state
+
+
+def _refuse_differences(saved: dict[str, Any], target: dict[str, Any], place: str, *, whole: bool) -> None:
+    kept = {k for k in saved if not k.startswith("rng.") and (whole or k.startswith("model."))}
+    missing, unexpected = sorted(target.keys() - kept), sorted(kept - target.keys())
+    if missing or unexpected:
+        raise CheckpointError(
+            f"{place} does not fit this model: missing {missing}, unexpected {unexpected}; "
+            "restore the recipe it was made with."
+        )
+    for name in sorted(kept):
+        size = getattr(saved[name], "size", None)
+        if name.startswith("model.") and size != target[name].shape:
+            raise CheckpointError(
+                f"{place}: {name} has shape {tuple(size or ())}, the model needs "
+                f"{tuple(target[name].shape)}; restore the recipe it was made with."
+            )

@@ -1,0 +1,232 @@
+"""The recipe: every setting of a run, checked before anything starts.
+
+A recipe is TOML with the sections ``run``, ``model``, ``optimizer``, ``schedule``, ``precision``, ``parallel``,
+``data``, ``checkpoint``, ``log``, ``eval`` and one ``[[stage]]`` per stage. Unknown keys are refused. A string
+may hold ``${VAR}`` or ``${VAR:-default}``, filled from the environment.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from zgcm_model import ModelConfig
+
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A part of the recipe: frozen, and closed to unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSection(Section):
+    """Who the run is: its name and the seed of its initial weights."""
+
+    name: str = "zgcm"
+    seed: Count = 6198
+
+
+class ModelSection(Section):
+    """The architecture: a preset of zgcm-model and what differs from it."""
+
+    preset: str = "zgcm-1-7b"
+    vocab_size: PositiveInt | None = None
+    hidden_size: PositiveInt | None = None
+    intermediate_size: PositiveInt | None = None
+    num_layers: PositiveInt | None = None
+    num_heads: PositiveInt | None = None
+    num_kv_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    rotary_base: PositiveFloat | None = None
+    max_positions: PositiveInt | None = None
+    kernel: str = "auto"
+
+    def architecture(self) -> ModelConfig:
+        """Return the model configuration that this section describes.
+
+        Raises:
+            ValueError: the preset is unknown or the sizes do not fit together.
+        """
+        changed = self.model_dump(exclude={"preset", "kernel"}, exclude_none=True)
+        return ModelConfig.preset(self.preset, **changed)
+
+
+class OptimizerSection(Section):
+    """Muon for matrices and Adam for the rest; names as in ``zgcm_optim.Muon``."""
+
+    lr: NonNegative = 2e-4
+    weight_decay: NonNegative = 0.1
+    momentum: Fraction = 0.9
+    nesterov: bool = False
+    steps: PositiveInt = 5
+    coefficients: Literal["quintic", "simple", "polar_express", "deepseek_v4"] = "quintic"
+    scale: Literal["spectral", "match_rms_adamw", "shape", "unit_rms", "none"] = "spectral"
+    extra_scale: PositiveFloat = 1.0
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+    sharded: Literal["exact", "blockwise"] = "exact"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    clip_norm: NonNegative = 1.0  # global gradient norm that an update may have; 0 turns clipping off
+    max_skipped: Count = 3  # updates in a row that may be left out because they are not finite
+
+
+class ScheduleSection(Section):
+    """The learning rate as a function of the update number."""
+
+    kind: Literal["constant", "cosine", "warmup_stable_decay"] = "constant"
+    warmup_updates: Count = 0
+    decay_updates: Count = 0
+    min_lr: NonNegative = 0.0
+
+    @model_validator(mode="after")
+    def _no_inert_setting(self) -> Self:
+        if self.kind == "constant" and (self.decay_updates or self.min_lr):
+            raise ValueError(
+                "schedule.decay_updates and schedule.min_lr have no effect when schedule.kind is "
+                '"constant"; remove them or choose "cosine" or "warmup_stable_decay"'
+            )
+        if self.kind == "warmup_stable_decay" and not self.decay_updates:
+            raise ValueError('schedule.kind "warmup_stable_decay" needs schedule.decay_updates above 0')
+        return self
+
+
+class PrecisionSection(Section):
+    """Weights, optimizer state and reductions are float32; the compute type is chosen here."""
+
+    compute: Literal["float32", "bfloat16"] = "float32"
+
+
+class ParallelSection(Section):
+    """Sizes of the mesh axes; their product is the number of devices."""
+
+    dp_replicate: PositiveInt = 1
+    dp_shard: PositiveInt = 1
+    cp: PositiveInt = 1
+    tp: PositiveInt = 1
+    pp: PositiveInt = 1
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of the whole mesh."""
+        return self.dp_replicate * self.dp_shard * self.cp * self.tp * self.pp
+
+    @property
+    def data_parallel(self) -> int:
+        """Number of replicas that read different rows."""
+        return self.dp_replicate * self.dp_shard
+
+
+class DataSection(Section):
+    """How rows become batches; sizes are in rows of ``sequence_length`` positions."""
+
+    sequence_length: PositiveInt = 16384
+    global_batch: PositiveInt = 768
+    micro_batch: PositiveInt = 2
+    backend: Literal["auto", "python", "dali"] = "auto"
+    cross_document_attention: bool = True
+
+
+class CheckpointSection(Section):
+    """When to save, and how many saves of one stage to keep beside its last."""
+
+    interval: PositiveInt = 1000
+    keep: PositiveInt = 2
+
+
+class LogSection(Section):
+    """How often the console, ``metrics.jsonl`` and TensorBoard get a line."""
+
+    interval: PositiveInt = 10
+    tensorboard: bool = True
+
+
+class EvalSection(Section):
+    """Held-out evaluation, at both edges of every stage and every ``interval`` updates (0: edges only)."""
+
+    heldout: str | None = None
+    tokenizer: str | None = None
+    interval: Count = 0
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.heldout is None) != (self.tokenizer is None):
+            raise ValueError("eval.heldout and eval.tokenizer go together; give both or neither")
+        if self.heldout is None and self.interval:
+            raise ValueError(
+                "eval.interval has no effect without eval.heldout; set eval.heldout or interval 0"
+            )
+        return self
+
+
+class StageSection(Section):
+    """A dataset, its order and a budget of updates."""
+
+    name: str
+    data: str
+    updates: PositiveInt
+
+
+class Recipe(Section):
+    """A whole run."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    schedule: ScheduleSection = ScheduleSection()
+    precision: PrecisionSection = PrecisionSection()
+    parallel: ParallelSection = ParallelSection()
+    data: DataSection = DataSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    log: LogSection = LogSection()
+    eval: EvalSection = EvalSection()
+    stage: tuple[StageSection, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        names = [stage.name for stage in self.stage]
+        if len(set(names)) != len(names):
+            raise ValueError(f"stage names must differ, got {names}")
+        step = self.data.micro_batch * self.parallel.data_parallel
+        if self.data.global_batch % step:
+            raise ValueError(
+                f"data.global_batch {self.data.global_batch} is not a multiple of data.micro_batch "
+                f"{self.data.micro_batch} times {self.parallel.data_parallel} data-parallel replicas; "
+                f"use a multiple of {step}"
+            )
+        self._refuse_schedule()
+        architecture = self.model.architecture()
+        if self.data.sequence_length > architecture.max_positions:
+            raise ValueError(
+                f"data.sequence_length {self.data.sequence_length} exceeds model.max_positions "
+                f"{architecture.max_positions}; raise model.max_positions"
+            )
+        return self
+
+    def _refuse_schedule(self) -> None:
+        schedule, total = self.schedule, self.total_updates
+        if schedule.min_lr > self.optimizer.lr:
+            raise ValueError(
+                f"schedule.min_lr {schedule.min_lr} exceeds optimizer.lr {self.optimizer.lr}; lower it"
+            )
+        if schedule.kind != "constant" and schedule.warmup_updates + schedule.decay_updates > total:
+            raise ValueError(
+                f"schedule.warmup_updates {schedule.warmup_updates} and decay_updates {schedule.decay_updates} exceed "
+                f"the {total} updates of all stages; shorten them"
+            )
+
+    @property
+    def tokens_per_update(self) -> int:
+        """Input positions that one update consumes: global batch times sequence length."""
+        return self.data.global_batch * self.data.sequence_length
+
+    @property
+    def total_updates(self) -> int:
+        """Updates of all stages together."""
+        return sum(stage.updates for stage in self.stage)
+
+    def first_update(self, stage: int) -> int:
+        """Return how many updates are done when stage number ``stage`` (0-based) begins."""
+        return sum(s.updates for s in self.stage[:stage])

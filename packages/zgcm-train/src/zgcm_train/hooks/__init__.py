@@ -1,0 +1,9 @@
+"""What watches a run: metrics, ledger, checkpoints, evaluation, signals."""
+
+from zgcm_train.hooks.checkpoints import CheckpointHook
+from zgcm_train.hooks.evaluation import EvaluationHook
+from zgcm_train.hooks.ledger import LedgerHook
+from zgcm_train.hooks.metrics import MetricsHook
+from zgcm_train.hooks.stop import StopHook
+
+__all__ = ["CheckpointHook", "EvaluationHook", "LedgerHook", "MetricsHook", "StopHook"]

@@ -1,0 +1,105 @@
+"""One record per log interval: to ``metrics.jsonl``, the console and TensorBoard.
+
+This is the only place that waits for the device during training.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from zgcm_model import flops_per_token
+from zgcm_train.files import append_json_line, keep_lines
+from zgcm_train.memory import peak_memory_bytes
+from zgcm_train.processes import barrier, is_main
+from zgcm_train.step import StepResult
+from zgcm_train.trainer import Hook, Trainer
+
+Line = Callable[[dict[str, Any]], None]
+
+
+class MetricsHook(Hook):
+    """Averages the loss over an interval's loss tokens and measures the time between its updates.
+
+    Args:
+        line: called with every record, for the console; None for silence.
+    """
+
+    def __init__(self, line: Line | None = None) -> None:
+        """Nothing is opened before training starts."""
+        self.line = line
+        self._board: SummaryWriter | None = None
+        self._clear()
+
+    def stage_start(self, trainer: Trainer) -> None:
+        """Drop records of updates that are being made again, and open TensorBoard."""
+        folder, step = trainer.parts.folder, trainer.progress.step
+        if is_main():
+            keep_lines(folder / "metrics.jsonl", lambda record: record["step"] <= step)
+        barrier()
+        if trainer.parts.recipe.log.tensorboard and is_main():
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        self._clear()
+
+    def step_start(self, trainer: Trainer) -> None:
+        """Start the clock and note the rate of this update."""
+        self._started = time.perf_counter()
+        self._learning_rate = trainer.learning_rate
+
+    def step_end(self, trainer: Trainer, result: StepResult) -> None:
+        """Add the update; write a record when the interval, the stage or the run is over."""
+        self._seconds += time.perf_counter() - self._started
+        self._loss_sum += result.loss_sum
+        self._loss_tokens += result.loss_tokens
+        self._updates += 1
+        step = trainer.progress.step
+        if step % trainer.parts.recipe.log.interval == 0 or step == trainer.last_update or trainer.stopping:
+            self._write(trainer, result)
+
+    def stage_end(self, trainer: Trainer) -> None:
+        """Close TensorBoard."""
+        if self._board is not None:
+            self._board.close()
+
+    def failed(self, trainer: Trainer, error: BaseException) -> None:
+        """Close TensorBoard."""
+        self.stage_end(trainer)
+
+    def _write(self, trainer: Trainer, result: StepResult) -> None:
+        record = self._record(trainer, result)
+        if is_main():
+            append_json_line(trainer.parts.folder / "metrics.jsonl", record)
+        if self._board is not None:
+            for name in ("loss", "grad_norm", "learning_rate", "tokens_per_second", "model_tflops"):
+                self._board.add_scalar(f"train/{name}", record[name], record["step"])
+            self._board.add_scalar("train/tokens", record["tokens"], record["step"])
+        if self.line is not None:
+            self.line(record)
+        self._clear()
+
+    def _record(self, trainer: Trainer, result: StepResult) -> dict[str, Any]:
+        recipe, progress = trainer.parts.recipe, trainer.progress
+        rate = self._updates * recipe.tokens_per_update / max(self._seconds, 1e-9)
+        flops = flops_per_token(recipe.model.architecture(), recipe.data.sequence_length)
+        return {
+            "kind": "train",
+            "step": progress.step,
+            "stage": recipe.stage[progress.stage].name,
+            "loss": self._loss_sum / max(self._loss_tokens, 1),
+            "grad_norm": result.grad_norm,
+            "learning_rate": self._learning_rate,
+            "rows": progress.rows,
+            "tokens": progress.tokens,
+            "loss_tokens": progress.loss_tokens,
+            "skipped": progress.skipped,
+            "tokens_per_second": rate,
+            "model_tflops": rate * flops.total / 1e12 / recipe.parallel.devices,
+            "seconds": self._seconds,
+            "seconds_left": self._seconds / self._updates * (recipe.total_updates - progress.step),
+            "peak_memory_bytes": peak_memory_bytes(trainer.parts.settings.device),
+        }
+
+    def _clear(self) -> None:
+        self._loss_sum, self._loss_tokens, self._updates, self._seconds = 0.0, 0, 0, 0.0
+        self._started, self._learning_rate = 0.0, 0.0

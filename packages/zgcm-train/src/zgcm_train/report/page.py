@@ -1,0 +1,250 @@
+"""One self-contained HTML page: no script, no font and no picture from elsewhere."""
+
+import base64
+import html
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from zgcm_train.console import short_count, short_time
+from zgcm_train.errors import explain_os_error
+from zgcm_train.files import write_atomic
+from zgcm_train.header import model_lines, precision_lines
+from zgcm_train.report import charts
+from zgcm_train.report.records import RunRecords, read_records
+
+Cells = Sequence[str]
+
+
+def write_report(folder: Path) -> Path:
+    """Write ``report.html`` and ``loss.png`` into a run folder.
+
+    Args:
+        folder: the run folder.
+
+    Returns:
+        The page.
+
+    Raises:
+        PathError: it is not a run folder, nothing was trained yet, or it cannot be written.
+    """
+    records = read_records(folder)
+    try:
+        charts.write_loss_picture(folder / "loss.png", records.train)
+        page = folder / "report.html"
+        write_atomic(page, render_page(records))
+    except OSError as error:
+        raise explain_os_error(error, "writing the report") from error
+    return page
+
+
+def render_page(records: RunRecords) -> str:
+    """Return the page as HTML."""
+    name = html.escape(records.recipe.run.name)
+    style = (resources.files("zgcm_train.report") / "page.css").read_text(encoding="utf-8")
+    body = "".join(
+        [
+            _summary(records),
+            _loss(records),
+            _domains(records),
+            _ledger(records),
+            _speed(records),
+            _data(records),
+            _settings(records),
+        ]
+    )
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>ZGCM run {name}</title>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<style>{style}</style></head>\n<body><main><h1>Run {name}</h1>{body}</main></body></html>\n"
+    )
+
+
+def _summary(records: RunRecords) -> str:
+    last, seconds = records.train[-1], sum(r["seconds"] for r in records.train)
+    facts = [
+        ("updates", f"{last['step']:,} of {records.recipe.total_updates:,}"),
+        ("tokens", f"{last['tokens']:,}"),
+        ("loss tokens", f"{last['loss_tokens']:,}"),
+        ("updates left out", f"{last['skipped']}"),
+        ("last training loss", f"{last['loss']:.4f} nats per token"),
+        ("training time", short_time(seconds)),
+        ("peak memory", f"{last['peak_memory_bytes'] / 2**30:.2f} GiB"),
+    ]
+    cards = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts)
+    lines = "".join(f"<p>{html.escape(line)}</p>" for line in model_lines(records.recipe))
+    return f'<dl class="facts">{cards}</dl>{lines}'
+
+
+def _loss(records: RunRecords) -> str:
+    chart = charts.render("Training loss of both stages over tokens", charts.loss_chart(records.train))
+    return _section("Training loss", _figure(chart), "Mean over the loss tokens of each log interval.")
+
+
+def _domains(records: RunRecords) -> str:
+    if not records.evaluations:
+        return ""
+    note = (
+        "Held-out text that no stage was trained on. Bits per byte divide by the UTF-8 bytes of the raw text, so they "
+        "compare across tokenizers. The unigram baseline knows only how often each token occurs in the training rows."
+    )
+    chart = charts.render(
+        "Bits per byte per domain", charts.domain_chart(records.evaluations, records.baseline)
+    )
+    heads = [
+        "domain",
+        "bytes",
+        "unigram baseline",
+        *(f"{e['label']} (update {e['step']})" for e in records.evaluations),
+        "loss at the last",
+    ]
+    rows = [_domain_row(records, name) for name in records.evaluations[-1]["domains"]]
+    return _section("Held-out bits per byte", _figure(chart) + _table(heads, rows, text=1), note)
+
+
+def _domain_row(records: RunRecords, name: str) -> list[str]:
+    figures = [e["domains"][name] for e in records.evaluations]
+    baseline = records.baseline.get(name)
+    return [
+        name.replace("_", " "),
+        f"{figures[-1]['bytes']:,}",
+        f"{baseline:.3f}" if baseline is not None else "not measured",
+        *(f"{f['bits_per_byte']:.3f}" for f in figures),
+        f"{figures[-1]['loss']:.3f}",
+    ]
+
+
+def _ledger(records: RunRecords) -> str:
+    chart = charts.render("Nominal and observed share of each source", charts.share_chart(records.sources))
+    heads = [
+        "stage",
+        "source",
+        "category",
+        "nominal",
+        "observed",
+        "tokens",
+        "loss tokens",
+        "documents",
+        "epochs",
+    ]
+    rows = [
+        [
+            s["stage"],
+            s["source"],
+            s["category"].replace("_", " "),
+            f"{s['nominal_share']:.2%}",
+            f"{s['observed_share']:.2%}",
+            f"{s['tokens']:,}",
+            f"{s['loss_tokens']:,}",
+            f"{s['documents']:,}",
+            f"{s['epochs']:.3g}",
+        ]
+        for s in records.sources
+    ]
+    note = "Nominal is the share that the data recipe asked for; observed is what the updates really read."
+    return _section("Token ledger", _figure(chart) + _table(heads, rows, text=3) + _switches(records), note)
+
+
+def _switches(records: RunRecords) -> str:
+    rows = [
+        [
+            f"{s['old_stage']} to {s['new_stage']}",
+            f"{s['step']:,}",
+            f"{s['global_tokens']:,}",
+            "yes" if s["learning_rate_changed"] else "no",
+            "yes" if s["sequence_length_changed"] else "no",
+        ]
+        for s in records.switches
+    ]
+    heads = ["switch", "after update", "global tokens", "learning rate changed", "length changed"]
+    return _table(heads, rows, text=1) if rows else ""
+
+
+def _speed(records: RunRecords) -> str:
+    rate = charts.render(
+        "Learning rate", charts.series_chart(records.train, "learning_rate", "learning rate")
+    )
+    speed = charts.render(
+        "Throughput", charts.series_chart(records.train, "tokens_per_second", "tokens per second")
+    )
+    norm = charts.render("Gradient norm", charts.series_chart(records.train, "grad_norm", "gradient norm"))
+    tokens, seconds = records.train[-1]["tokens"], sum(r["seconds"] for r in records.train)
+    note = f"{short_count(tokens / max(seconds, 1e-9))} tokens per second on average, evaluation and saving left out."
+    return (
+        _section("Learning rate", _figure(rate))
+        + _section("Throughput", _figure(speed), note)
+        + _section("Gradient norm", _figure(norm), "Before clipping, at each log interval's last update.")
+    )
+
+
+def _data(records: RunRecords) -> str:
+    funnel = records.build.get("funnel")
+    if not funnel:
+        return ""
+    decisions = Counter[str]()
+    for entry in funnel["clean"]["decisions"]:
+        decisions[entry["decision"]] += entry["documents"]
+    dedup, heldout = funnel["dedup"], funnel["heldout"]
+    frozen = sum(domain["documents"] for domain in heldout["domains"])
+    rows = [
+        ["read", f"{funnel['read']['documents']:,}", f"{funnel['read']['bytes'] / 1e6:.1f} MB"],
+        [
+            "kept by cleaning",
+            f"{decisions['keep']:,}",
+            f"{decisions['review']:,} to review, {decisions['drop']:,} dropped",
+        ],
+        [
+            "kept by deduplication",
+            f"{dedup['kept']:,}",
+            f"{dedup['exact']:,} exact and {dedup['near']:,} near duplicates left",
+        ],
+        ["held out", f"{frozen:,}", f"{heldout['excluded_near']:,} near duplicates of them left training"],
+        ["for training", f"{funnel['tokenize']['documents']:,}", f"{funnel['tokenize']['tokens']:,} tokens"],
+    ]
+    return _section("Data, step by step", _table(["step", "documents", "note"], rows, text=1))
+
+
+def _settings(records: RunRecords) -> str:
+    environment = [[k, _plain(v)] for k, v in records.environment.items()]
+    precision = "".join(f"<li>{html.escape(line)}</li>" for line in precision_lines(records.recipe))
+    return (
+        _section("Precision", f"<ul>{precision}</ul>")
+        + _section("Environment", _table(["item", "value"], environment, text=2))
+        + _section("Effective recipe", f"<pre>{html.escape(records.recipe_text)}</pre>")
+    )
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v}" for k, v in value.items())
+    return str(value)
+
+
+def _section(title: str, content: str, note: str = "") -> str:
+    text = f"<p>{html.escape(note)}</p>" if note else ""
+    return f"<section><h2>{html.escape(title)}</h2>{text}{content}</section>\n"
+
+
+def _figure(chart: charts.Chart) -> str:
+    wide, narrow = (base64.b64encode(svg.encode()).decode() for svg in (chart.wide, chart.narrow))
+    kind = "data:image/svg+xml;base64"
+    return (
+        f'<figure><picture><source media="(max-width: 640px)" srcset="{kind},{narrow}">'
+        f'<img src="{kind},{wide}" alt="{html.escape(chart.title)}"></picture></figure>'
+    )
+
+
+def _table(heads: Cells, rows: Iterable[Cells], *, text: int) -> str:
+    """Return a table whose first ``text`` columns are words and whose others are numbers."""
+    head = "".join(f"<th{_align(i, text)}>{html.escape(h)}</th>" for i, h in enumerate(heads))
+    body = "".join(
+        "<tr>" + "".join(f"<td{_align(i, text)}>{html.escape(c)}</td>" for i, c in enumerate(row)) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _align(column: int, text: int) -> str:
+    return "" if column < text else ' class="number"'

@@ -1,0 +1,86 @@
+"""Run a recipe through its stages, from wherever its folder stands."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from zgcm_train.assembly import build_parts
+from zgcm_train.checkpoint import Progress, newest_complete
+from zgcm_train.checkpoint.folder import remove_unfinished
+from zgcm_train.config import Recipe
+from zgcm_train.errors import CheckpointError
+from zgcm_train.header import header_lines
+from zgcm_train.hooks import CheckpointHook, EvaluationHook, LedgerHook, MetricsHook, StopHook
+from zgcm_train.processes import barrier, is_main
+from zgcm_train.run_folder import prepare_folder
+from zgcm_train.trainer import Hook, Parts, Trainer
+
+Observer = Callable[[str, Any], None]
+
+
+def run_recipe(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    observe: Observer | None = None,
+    hooks: Sequence[Hook] = (),
+    accept_changes: bool = False,
+) -> Progress:
+    """Train every stage that is not done yet; each stage starts from a checkpoint on disk.
+
+    The first stage starts from the seed. Every later start, of a stage or of an interrupted run, restores the
+    newest whole checkpoint, so a stage switch takes the very path of a resume.
+
+    Args:
+        recipe: the effective recipe.
+        folder: the run folder.
+        observe: called as ``observe(kind, value)`` with ``header``, ``warning``, ``train`` and ``eval`` on rank 0.
+        hooks: further hooks, called after the built-in ones.
+        accept_changes: go on in a folder whose recipe differs in what is learned.
+
+    Returns:
+        Where the run stands at its end.
+
+    Raises:
+        ZgcmError: what went wrong, by kind; everything finished is kept.
+    """
+    tell = observe if observe is not None and is_main() else _silent
+    if is_main():
+        prepare_folder(folder, recipe, accept_changes=accept_changes)
+        remove_unfinished(folder / "checkpoints")
+    barrier()
+    while True:
+        parts = _restore_parts(recipe, folder, tell)
+        trainer = Trainer(parts, [*_built_in_hooks(recipe, tell), *hooks])
+        trainer.last_save = parts.progress.step if parts.progress.step else -1
+        tell("header", header_lines(parts))
+        trainer.fit()
+        if parts.progress.step == recipe.total_updates:
+            return parts.progress
+
+
+def _restore_parts(recipe: Recipe, folder: Path, tell: Observer) -> Parts:
+    checkpoint, passed_over = newest_complete(folder / "checkpoints")
+    for fault in passed_over:
+        tell("warning", f"passed over: {fault}")
+    if checkpoint is None and passed_over:
+        raise CheckpointError(
+            f"No whole checkpoint is left in {folder / 'checkpoints'}; the newest fault: "
+            f"{passed_over[0]}. Remove the folder to start anew."
+        )
+    return build_parts(recipe, folder, checkpoint)
+
+
+def _built_in_hooks(recipe: Recipe, tell: Observer) -> list[Hook]:
+    hooks: list[Hook] = []
+    if recipe.eval.heldout is not None and recipe.eval.tokenizer is not None:
+        heldout, tokenizer = Path(recipe.eval.heldout), Path(recipe.eval.tokenizer)
+        hooks.append(EvaluationHook(heldout, tokenizer, line=lambda record: tell("eval", record)))
+    metrics = MetricsHook(line=lambda record: tell("train", record))
+    # Metrics come first, so that records of repeated updates are dropped before an evaluation looks for its own;
+    # the ledger is written before the checkpoint that depends on it.
+    return [metrics, *hooks, LedgerHook(), CheckpointHook(), StopHook()]
+
+
+def _silent(kind: str, value: Any) -> None:
+    pass

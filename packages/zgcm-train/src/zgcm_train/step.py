@@ -1,0 +1,166 @@
+"""One optimizer update, as pure functions with explicit process groups.
+
+The loss of an update is the sum of token losses over all micro-batches and data-parallel ranks, divided once by the
+number of loss tokens over the same set.
+"""
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
+
+from zgcm_data import Batch
+from zgcm_model import Decoder, chunked_lm_terms
+from zgcm_optim import clip_grad_norm_
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """How an update is computed.
+
+    Attributes:
+        compute: dtype of matrix products; weights and sums stay float32.
+        clip_norm: global gradient norm that is allowed; 0 turns clipping off.
+        isolate_documents: attention stops at document boundaries.
+        device: where the model is.
+    """
+
+    compute: torch.dtype = torch.float32
+    clip_norm: float = 1.0
+    isolate_documents: bool = False
+    device: torch.device = CPU
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an update did; sums are global.
+
+    Attributes:
+        loss_sum: sum of token losses, in nats.
+        loss_tokens: number of targets in that sum.
+        grad_norm: global gradient norm before clipping.
+        applied: whether the weights were updated; False when something was not finite.
+    """
+
+    loss_sum: float
+    loss_tokens: int
+    grad_norm: float
+    applied: bool
+
+
+def loss_terms(decoder: Decoder, batch: Batch, settings: StepSettings) -> tuple[Tensor, Tensor]:
+    """Return the loss sum and the number of loss tokens of one micro-batch.
+
+    Args:
+        decoder: the model.
+        batch: tokens ``[B, T+1]``; inputs and targets are its two shifted views, the only shift there is.
+        settings: how to compute.
+    """
+    tokens = batch.tokens.to(settings.device, non_blocking=True)
+    mask = batch.loss_mask.to(settings.device, non_blocking=True)
+    documents = batch.document_ids.to(settings.device) if settings.isolate_documents else None
+    with _autocast(settings):
+        hidden = decoder(tokens[:, :-1], document_ids=documents)
+        return chunked_lm_terms(hidden, decoder.lm_head.weight, tokens[:, 1:], mask)
+
+
+def count_loss_tokens(batches: Sequence[Batch], group: ProcessGroup | None) -> int:
+    """Return the number of loss tokens of an update over all its micro-batches and ranks of ``group``."""
+    count = torch.stack([batch.loss_mask.sum(dtype=torch.int64) for batch in batches]).sum()
+    if group is not None:
+        dist.all_reduce(count, group=group)
+    return int(count)
+
+
+def accumulate_gradients(
+    decoder: Decoder,
+    batches: Sequence[Batch],
+    loss_tokens: int,
+    settings: StepSettings,
+    group: ProcessGroup | None,
+) -> float:
+    """Add the gradient of the update's loss to the parameters and return the global loss sum.
+
+    Args:
+        decoder: its gradients should be empty.
+        batches: the micro-batches of this rank.
+        loss_tokens: from ``count_loss_tokens``; 0 gives zero gradients.
+        settings: how to compute.
+        group: the data-parallel ranks, or None for one process.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for index, batch in enumerate(batches):
+        _reduce_gradients_now(decoder, index == len(batches) - 1)
+        loss_sum, _ = loss_terms(decoder, batch, settings)
+        # Divided by the global count, not the local one: means of unequal parts must not be averaged.
+        (loss_sum / max(loss_tokens, 1)).backward()
+        total += loss_sum.detach().double().cpu()
+    if group is not None:
+        dist.all_reduce(total, group=group)
+    return float(total)
+
+
+def apply_update(optimizer: Optimizer, clip_norm: float, loss_sum: float) -> tuple[float, bool]:
+    """Clip, check and update; a gradient or loss that is not finite leaves weights and moments unchanged.
+
+    Args:
+        optimizer: holds every parameter of the model.
+        clip_norm: allowed global norm; 0 turns clipping off.
+        loss_sum: the update's loss sum, checked as well.
+
+    Returns:
+        The gradient norm before clipping, and whether the update was made.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = float(clip_grad_norm_(parameters, clip_norm if clip_norm > 0 else math.inf))
+    finite = math.isfinite(norm) and math.isfinite(loss_sum)
+    if finite:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm, finite
+
+
+def train_step(
+    decoder: Decoder,
+    optimizer: Optimizer,
+    batches: Sequence[Batch],
+    settings: StepSettings,
+    group: ProcessGroup | None = None,
+) -> StepResult:
+    """Make one optimizer update from the micro-batches of this rank.
+
+    Args:
+        decoder: the model, in training mode.
+        optimizer: its learning rate is already set.
+        batches: the micro-batches of this rank.
+        settings: how to compute.
+        group: the data-parallel ranks, or None for one process.
+
+    Returns:
+        What the update did.
+    """
+    loss_tokens = count_loss_tokens(batches, group)
+    loss_sum = accumulate_gradients(decoder, batches, loss_tokens, settings, group)
+    norm, applied = apply_update(optimizer, settings.clip_norm, loss_sum)
+    return StepResult(loss_sum, loss_tokens, norm, applied)
+
+
+def _reduce_gradients_now(decoder: Decoder, last: bool) -> None:
+    """Let FSDP reduce gradients over replicas only after the last micro-batch."""
+    if isinstance(decoder, FSDPModule):
+        decoder.set_requires_all_reduce(last)
+
+
+def _autocast(settings: StepSettings) -> contextlib.AbstractContextManager[object]:
+    if settings.compute is torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(settings.device.type, dtype=settings.compute)

@@ -1,0 +1,187 @@
+"""Train one stage from built parts.
+
+Construction lives in ``assembly``; everything that is not the update itself is a hook. A hook sees seven moments:
+``stage_start``, ``step_start``, ``batches_read``, ``step_end``, ``saved``, ``stage_end`` and ``failed``.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from zgcm_data import Batch, Loader
+from zgcm_model import Decoder
+from zgcm_train.checkpoint import Progress, save_checkpoint
+from zgcm_train.checkpoint.progress import Identity
+from zgcm_train.config import Recipe
+from zgcm_train.errors import DivergedError, InterruptedRunError
+from zgcm_train.processes import any_process
+from zgcm_train.step import StepResult, StepSettings, train_step
+
+
+@dataclass
+class Parts:
+    """Everything that training one stage needs, already built.
+
+    Attributes:
+        recipe: the effective recipe.
+        decoder: the model, initialized or restored.
+        optimizer: Muon and Adam in one object.
+        loader: yields this rank's micro-batches from the stage's next row on.
+        schedule: learning rate of update k (1-based).
+        settings: how an update is computed.
+        progress: where the run stands; the trainer advances it.
+        identity: what the run is.
+        folder: the run folder.
+        group: data-parallel ranks, or None for one process.
+    """
+
+    recipe: Recipe
+    decoder: Decoder
+    optimizer: Optimizer
+    loader: Loader
+    schedule: Callable[[int], float]
+    settings: StepSettings
+    progress: Progress
+    identity: Identity
+    folder: Path
+    group: ProcessGroup | None = None
+
+
+class Hook:
+    """Something that watches training; every moment does nothing unless overridden."""
+
+    def stage_start(self, trainer: "Trainer") -> None:
+        """Before the first update of this process in the stage."""
+
+    def step_start(self, trainer: "Trainer") -> None:
+        """Before an update reads its data."""
+
+    def batches_read(self, trainer: "Trainer", batches: Sequence[Batch]) -> None:
+        """After an update's micro-batches are there, before the forward pass."""
+
+    def step_end(self, trainer: "Trainer", result: StepResult) -> None:
+        """After an update; ``trainer.progress`` counts it."""
+
+    def saved(self, trainer: "Trainer", checkpoint: Path) -> None:
+        """After a checkpoint is complete."""
+
+    def stage_end(self, trainer: "Trainer") -> None:
+        """After the stage's last update."""
+
+    def failed(self, trainer: "Trainer", error: BaseException) -> None:
+        """When an error ends training."""
+
+
+@dataclass
+class Trainer:
+    """Runs the updates of one stage.
+
+    Attributes:
+        parts: what to train with.
+        hooks: called in order at every moment.
+        stop_requested: set it at any time, on any process, and training ends, saved, after the current update.
+        stopping: whether the update just made is the last of this call; decided once, before ``step_end``.
+    """
+
+    parts: Parts
+    hooks: Sequence[Hook] = ()
+    stop_requested: bool = False
+    stopping: bool = field(default=False, init=False)
+    last_save: int = field(default=-1, init=False)
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run stands."""
+        return self.parts.progress
+
+    @property
+    def last_update(self) -> int:
+        """The update at which the stage is complete."""
+        return self.parts.recipe.first_update(self.progress.stage + 1)
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the update that is next, or being made."""
+        return self.parts.schedule(self.progress.step + 1)
+
+    def fit(self) -> None:
+        """Make the stage's remaining updates.
+
+        Raises:
+            InterruptedRunError: a stop was asked for; the state is saved.
+            DivergedError: too many updates in a row were not finite.
+        """
+        self._tell(lambda hook: hook.stage_start(self))
+        try:
+            batches = iter(self.parts.loader)
+            while self.progress.step < self.last_update:
+                self.train_step(batches)
+                if self.stopping and self.progress.step < self.last_update:
+                    self.save()
+                    raise InterruptedRunError(
+                        f"Stopped after update {self.progress.step}, saved; run again to go on."
+                    )
+        except BaseException as error:
+            self._report_failure(error)
+            raise
+        self.save()
+        self._tell(lambda hook: hook.stage_end(self))
+
+    def train_step(self, batches: Iterator[Batch]) -> StepResult:
+        """Make one update and count it."""
+        parts = self.parts
+        self._tell(lambda hook: hook.step_start(self))
+        for group in parts.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        micro_batches = list(itertools.islice(batches, parts.loader.accumulation))
+        self._tell(lambda hook: hook.batches_read(self, micro_batches))
+        result = train_step(parts.decoder, parts.optimizer, micro_batches, parts.settings, parts.group)
+        self._count(result)
+        self.stopping = any_process(self.stop_requested)
+        self._tell(lambda hook: hook.step_end(self, result))
+        self._refuse_divergence()
+        return result
+
+    def save(self) -> None:
+        """Save a checkpoint unless this very step is saved already."""
+        if self.last_save == self.progress.step:
+            return
+        parts = self.parts
+        path = save_checkpoint(
+            parts.folder / "checkpoints", parts.decoder, parts.optimizer, self.progress, parts.identity
+        )
+        self.last_save = self.progress.step
+        self._tell(lambda hook: hook.saved(self, path))
+
+    def _count(self, result: StepResult) -> None:
+        progress, data = self.progress, self.parts.recipe.data
+        progress.step += 1
+        progress.next_row += data.global_batch
+        progress.rows += data.global_batch
+        progress.tokens += data.global_batch * data.sequence_length
+        if result.applied:
+            progress.loss_tokens += result.loss_tokens
+            progress.skipped_in_a_row = 0
+        else:
+            progress.skipped += 1
+            progress.skipped_in_a_row += 1
+
+    def _refuse_divergence(self) -> None:
+        allowed = self.parts.recipe.optimizer.max_skipped
+        if self.progress.skipped_in_a_row > allowed:
+            raise DivergedError(
+                f"{self.progress.skipped_in_a_row} updates in a row were not finite, {allowed} are allowed "
+                f"(optimizer.max_skipped); the last was update {self.progress.step}. Go on from an earlier "
+                "checkpoint with a lower optimizer.lr."
+            )
+
+    def _report_failure(self, error: BaseException) -> None:
+        self._tell(lambda hook: hook.failed(self, error))
+
+    def _tell(self, call: Callable[[Hook], None]) -> None:
+        for hook in self.hooks:
+            call(hook)

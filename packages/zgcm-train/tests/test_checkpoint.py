@@ -1,0 +1,238 @@
+"""Checkpoints: whole or passed over."""
+
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from zgcm_model import Decoder
+from zgcm_testing.tiny_runs import tiny_recipe
+from zgcm_train import Hook, Recipe, Trainer, run_recipe, verify_run
+from zgcm_train.assembly import build_decoder, build_optimizer
+from zgcm_train.checkpoint import (
+    checkpoints,
+    folder,
+    load_checkpoint,
+    newest_complete,
+    prune,
+    save_checkpoint,
+    tensors,
+)
+from zgcm_train.checkpoint.folder import open_checkpoint
+from zgcm_train.checkpoint.progress import Identity, Progress, parse_state
+from zgcm_train.errors import CheckpointError, PathError, ZgcmError
+from zgcm_train.files import read_json_lines
+
+IDENTITY = Identity(model={}, data={}, tokenizer="t", recipe="r", code="c", world=1)
+
+
+@pytest.fixture
+def saved(data: Path, tmp_path: Path) -> Path:
+    recipe = tiny_recipe(data)
+    decoder = build_decoder(recipe, torch.device("cpu"), None)
+    optimizer = build_optimizer(recipe, decoder)
+    for step in (1, 2, 3):
+        loss = decoder(torch.arange(8)[None]).square().sum()
+        loss.backward()
+        optimizer.step()
+        save_checkpoint(tmp_path, decoder, optimizer, Progress(step=step), IDENTITY)
+    return tmp_path
+
+
+def test_round_trip_is_exact(data: Path, saved: Path) -> None:
+    recipe = tiny_recipe(data, run={"seed": 1})
+    decoder = build_decoder(recipe, torch.device("cpu"), None)
+    optimizer = build_optimizer(recipe, decoder)
+    newest, passed_over = newest_complete(saved)
+    assert newest is not None
+    assert newest.progress.step == 3
+    assert not passed_over
+    load_checkpoint(newest, decoder, optimizer)
+    again = saved / "again"
+    again.mkdir()
+    save_checkpoint(again, decoder, optimizer, newest.progress, IDENTITY)
+    first, second = (p / "step-000000003" / "tensors" / "__0_0.distcp" for p in (saved, again))
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["truncate", "alter", "remove", "unmark", "unfinished"])
+def test_a_torn_checkpoint_is_named_and_passed_over(saved: Path, damage: str) -> None:
+    newest = saved / "step-000000003"
+    file = newest / "tensors" / "__0_0.distcp"
+    if damage == "truncate":
+        file.write_bytes(file.read_bytes()[:-10])
+    elif damage == "alter":
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(bytes(content))
+    elif damage == "remove":
+        file.unlink()
+    elif damage == "unmark":
+        (newest / "COMPLETE").unlink()
+    else:
+        newest.rename(saved / ".step-000000003.tmp")
+    found, passed_over = newest_complete(saved)
+    assert found is not None
+    assert found.progress.step == 2
+    assert len(passed_over) == (damage != "unfinished")
+    assert all("step-000000003" in fault for fault in passed_over)
+
+
+def test_nothing_is_unpickled_before_its_digest_is_known(saved: Path) -> None:
+    metadata = saved / "step-000000003" / "tensors" / ".metadata"
+    marker = saved / "was-run"
+    metadata.write_bytes(b"cposix\nsystem\n(S'touch %s'\ntR." % str(marker).encode())
+    with pytest.raises(CheckpointError, match="cannot be used"):
+        open_checkpoint(saved / "step-000000003")
+    assert not marker.exists()
+
+
+def test_prune_keeps_the_newest_whole_ones_and_the_protected(saved: Path) -> None:
+    (saved / "step-000000003" / "COMPLETE").unlink()
+    prune(saved, keep=1, protected={1})
+    left = [p.name for p in checkpoints(saved)]
+    assert left == ["step-000000001", "step-000000002", "step-000000003"]
+    prune(saved, keep=1, protected=set())
+    assert [p.name for p in checkpoints(saved)] == ["step-000000002", "step-000000003"]
+
+
+def test_t13_missing_and_unexpected_tensors_are_listed(data: Path, saved: Path) -> None:
+    deeper = tiny_recipe(
+        data, model=tiny_recipe(data).model.model_dump(exclude_none=True) | {"num_layers": 7}
+    )
+    decoder = build_decoder(deeper, torch.device("cpu"), None)
+    checkpoint = open_checkpoint(saved / "step-000000003")
+    with pytest.raises(CheckpointError, match=r"missing \['model\.layers\.6"):
+        load_checkpoint(checkpoint, decoder, None)
+    shallow = tiny_recipe(
+        data, model=tiny_recipe(data).model.model_dump(exclude_none=True) | {"num_layers": 5}
+    )
+    with pytest.raises(CheckpointError, match=r"unexpected \['model\.layers\.5"):
+        load_checkpoint(checkpoint, build_decoder(shallow, torch.device("cpu"), None), None)
+
+
+def test_another_shape_is_named(data: Path, saved: Path) -> None:
+    wider = tiny_recipe(
+        data, model=tiny_recipe(data).model.model_dump(exclude_none=True) | {"vocab_size": 300}
+    )
+    decoder: Decoder = build_decoder(wider, torch.device("cpu"), None)
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight has shape \(264, 16\)"):
+        load_checkpoint(open_checkpoint(saved / "step-000000003"), decoder, None)
+
+
+def test_t21_another_format_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"format 'zgcm-checkpoint/0'; this version reads"):
+        parse_state('{"format": "zgcm-checkpoint/0"}', "here")
+
+
+def forked(work: Callable[[], None]) -> int | None:
+    """Run ``work`` in a forked process, where it may be killed, and return the exit code; negative for a signal."""
+
+    def body() -> None:
+        try:
+            work()
+        except ZgcmError as error:
+            sys.exit(error.exit_code)
+
+    process = multiprocessing.get_context("fork").Process(target=body)
+    process.start()
+    process.join(120)
+    return process.exitcode
+
+
+def limit_file_size() -> None:
+    """Let the system itself refuse writes of more than 4 KiB, as a full disk refuses them."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
+class At(Hook):
+    """Does something once, when an update's batches are read."""
+
+    def __init__(self, step: int, action: Callable[[], object]) -> None:
+        self.step, self.action = step, action
+
+    def batches_read(self, trainer: Trainer, batches: object) -> None:
+        if trainer.progress.step + 1 == self.step:
+            self.action()
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(data: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(data)
+    code = forked(lambda: void(run_recipe(recipe, tmp_path / "run", hooks=[At(4, limit_file_size)])))
+    assert code == PathError.exit_code
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000000002"]
+    assert_goes_on_as_undisturbed(recipe, tmp_path)
+
+
+def void(value: object) -> None:
+    """Drop a result."""
+
+
+def assert_goes_on_as_undisturbed(recipe: Recipe, folder: Path) -> None:
+    run_recipe(recipe, folder / "run")
+    run_recipe(recipe, folder / "reference")
+    assert _losses(folder / "run") == _losses(folder / "reference")
+    ends = [
+        folder / name / "checkpoints" / "step-000000012" / "tensors" / "__0_0.distcp"
+        for name in ("run", "reference")
+    ]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+    assert all(check.passed for check in verify_run(folder / "run"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_killed_run_ends_as_an_undisturbed_one(data: Path, tmp_path: Path, number: signal.Signals) -> None:
+    recipe = tiny_recipe(data)
+    kill = At(4, lambda: os.kill(os.getpid(), number))
+    code = forked(lambda: void(run_recipe(recipe, tmp_path / "run", hooks=[kill])))
+    assert code == (-signal.SIGKILL if number is signal.SIGKILL else 0)
+    last = "step-000000002" if number is signal.SIGKILL else "step-000000004"
+    assert checkpoints(tmp_path / "run" / "checkpoints")[-1].name == last
+    assert_goes_on_as_undisturbed(recipe, tmp_path)
+
+
+@pytest.mark.parametrize("where", ["before the mark", "before the name"])
+def test_a_run_killed_while_saving_ends_as_an_undisturbed_one(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    recipe = tiny_recipe(data)
+
+    def killing_seal(temporary: Path, final: Path) -> None:
+        if final.name == "step-000000004":
+            if where == "before the name":
+                monkeypatch.setattr(Path, "rename", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        folder.seal(temporary, final)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tensors, "seal", killing_seal)
+        assert forked(lambda: void(run_recipe(recipe, tmp_path / "run"))) == -signal.SIGKILL
+    assert [p.name for p in checkpoints(tmp_path / "run" / "checkpoints")] == ["step-000000002"]
+    assert_goes_on_as_undisturbed(recipe, tmp_path)
+
+
+def _losses(folder: Path) -> list[tuple[int, float]]:
+    return [(r["step"], r["loss"]) for r in read_json_lines(folder / "metrics.jsonl") if r["kind"] == "train"]
+
+
+def test_no_whole_checkpoint_left_is_an_error_not_a_fresh_start(data: Path, tmp_path: Path) -> None:
+    run_recipe(tiny_recipe(data), tmp_path)
+    for path in checkpoints(tmp_path / "checkpoints"):
+        shutil.rmtree(path / "tensors")
+    with pytest.raises(CheckpointError, match="No whole checkpoint is left"):
+        run_recipe(tiny_recipe(data), tmp_path)
+
+
+def test_an_unwritable_folder_is_named(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PathError, match="A file stands where a folder is needed"):
+        run_recipe(tiny_recipe(data), tmp_path / "file")
