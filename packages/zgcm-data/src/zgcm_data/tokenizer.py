@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zgcm_data.records import CorpusError
+
 END_OF_TEXT = "<|endoftext|>"
 
 
@@ -124,7 +126,7 @@ def train_tokenizer(
         The tokenizer.
 
     Raises:
-        ValueError: If the texts hold too little for so many entries.
+        CorpusError: If the texts hold too little for so many entries.
     """
     parts = library()
     tokenizer = parts.Tokenizer(parts.models.BPE())
@@ -139,7 +141,7 @@ def train_tokenizer(
     tokenizer.train_from_iterator((text.replace(eos, " ") for text in texts), trainer)
     found = tokenizer.get_vocab_size(with_added_tokens=True)
     if found != vocab_size:
-        raise ValueError(
+        raise CorpusError(
             f"the corpus gives a tokenizer of {found} entries, not {vocab_size}; add text or lower tokenizer.vocab_size"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
