@@ -14,31 +14,26 @@ from typing import Any
 
 from zgcm_data._version import __version__
 from zgcm_data.build import build, run_until, without_key
+from zgcm_data.console import Bar, flat, table
 from zgcm_data.engine import use_runner
+from zgcm_data.megatron import from_megatron, to_megatron
 from zgcm_data.prepare.steps import BuildError, Steps
 from zgcm_data.recipe import BuildRecipe
-from zgcm_data.records import CorpusError
-from zgcm_data.shards import ShardError, inspect, open_shards, verify_shards
+from zgcm_data.records import CorpusError, check_category
+from zgcm_data.shards import (
+    ManifestHeader,
+    OrderInfo,
+    ShardError,
+    SourceInfo,
+    inspect,
+    open_shards,
+    verify_shards,
+)
 from zgcm_data.sources import collect_default_corpus
+from zgcm_data.tokenizer import END_OF_TEXT, Tokenizer
 
 OK, MISSING, USAGE, DATA, FAILED = 0, 1, 2, 3, 6
 UNTIL = {"clean": "clean", "dedup": "dedup", "order": "order-2", "pack": "pack-2"}
-
-
-class Bar:
-    """Progress on standard error: one line per step, redrawn in a terminal."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._last = ""
-
-    def __call__(self, step: str, fraction: float, note: str) -> None:
-        """Show how far a step is."""
-        end = "\n" if fraction >= 1 else "\r"
-        if self._terminal:
-            print(f"\x1b[2K{step:<10} {fraction:4.0%}  {note}", end=end, file=sys.stderr, flush=True)
-        elif fraction >= 1:
-            print(f"{step}: {note}", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,9 +85,18 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"zgcm-data {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    corpus = command(
-        commands, "corpus", collect, "collect the embedded default corpus", "zgcm-data corpus --out corpus"
-    )
+    add_building(commands)
+    add_looking(commands)
+    add_megatron(commands)
+    for made in commands.choices.values():
+        made.add_argument("--json", action="store_true", help="print JSON")
+    return top
+
+
+def add_building(commands: Any) -> None:
+    """Add the commands that collect and build."""
+    text = "collect the embedded default corpus"
+    corpus = command(commands, "corpus", collect, text, "zgcm-data corpus --out corpus")
     corpus.add_argument("--out", type=Path, required=True, help="folder for one JSONL file per source")
     corpus.add_argument("--megabytes", type=float, default=28.0, help="size to collect (default 28)")
     whole = command(commands, "build", build_all, "run all steps", "zgcm-data build recipe.toml --out data")
@@ -100,17 +104,36 @@ def parser() -> argparse.ArgumentParser:
     for name, last in UNTIL.items():
         text = f"run a build up to the step {last!r} and print its result"
         recipe_options(command(commands, name, build_part, text, f"zgcm-data {name} recipe.toml --out data"))
+
+
+def add_looking(commands: Any) -> None:
+    """Add the commands that read a finished set."""
     look = command(commands, "inspect", show, "show a shard set", "zgcm-data inspect data/stage1 --row 0")
     look.add_argument("folder", type=Path, help="a shard set")
     look.add_argument("--row", type=int, action="append", default=[], help="decode this row too (repeatable)")
     look.add_argument("--tokenizer", type=Path, help="tokenizer.json (default: the one beside the set)")
-    check = command(
-        commands, "verify", verify, "recompute every checksum and count", "zgcm-data verify data/stage1"
-    )
+    text = "recompute every checksum and count"
+    check = command(commands, "verify", verify, text, "zgcm-data verify data/stage1")
     check.add_argument("folder", type=Path, nargs="+", help="shard sets")
-    for item in (corpus, look, check):
-        item.add_argument("--json", action="store_true", help="print JSON")
-    return top
+
+
+def add_megatron(commands: Any) -> None:
+    """Add the commands that exchange data with Megatron."""
+    text = "write a shard set's documents as a Megatron indexed dataset"
+    example = "zgcm-data to-megatron data/stage1 --out megatron/stage1_text_document"
+    export = command(commands, "to-megatron", export_megatron, text, example)
+    export.add_argument("folder", type=Path, help="a shard set")
+    export.add_argument("--out", type=Path, required=True, help="path of the dataset without .bin and .idx")
+    text = "pack a Megatron indexed dataset into a shard set"
+    example = "zgcm-data from-megatron megatron/text_document --out data/set --tokenizer tokenizer.json"
+    bring = command(commands, "from-megatron", import_megatron, text, example)
+    bring.add_argument("prefix", type=Path, help="path of the dataset without .bin and .idx")
+    bring.add_argument("--out", type=Path, required=True, help="folder of the new shard set")
+    bring.add_argument("--tokenizer", type=Path, required=True, help="the tokenizer.json of its tokens")
+    bring.add_argument("--eos", default=END_OF_TEXT, help=f"end-of-document token (default {END_OF_TEXT})")
+    bring.add_argument("--sequence-length", type=int, default=4096, help="inputs per row (default 4096)")
+    bring.add_argument("--packing", choices=("concatenate", "best_fit"), default="concatenate")
+    bring.add_argument("--category", default="general_text", help="category of its documents")
 
 
 def command(
@@ -130,7 +153,6 @@ def recipe_options(made: argparse.ArgumentParser) -> None:
     made.add_argument("--out", type=Path, required=True, help="output folder; nothing else is written")
     made.add_argument("--runner", choices=("native", "ray"), default="native", help="where Daft runs")
     made.add_argument("--address", help="address of a Ray cluster (default: a local one)")
-    made.add_argument("--json", action="store_true", help="print JSON")
 
 
 def collect(options: argparse.Namespace) -> int:
@@ -174,8 +196,6 @@ def show(options: argparse.Namespace) -> int:
 
 def decoded(options: argparse.Namespace, number: int) -> dict[str, Any]:
     """Return one row as text, with the documents it holds."""
-    from zgcm_data.tokenizer import Tokenizer
-
     shards = open_shards(options.folder)
     if not 0 <= number < len(shards):
         raise ValueError(f"row {number} is not in the set; it has rows 0 to {len(shards) - 1}")
@@ -202,6 +222,37 @@ def verify(options: argparse.Namespace) -> int:
     return FAILED if any(problems.values()) else OK
 
 
+def export_megatron(options: argparse.Namespace) -> int:
+    """Run ``to-megatron``."""
+    shards = open_shards(options.folder)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    rows = (shards[number] for number in range(len(shards)))
+    count = to_megatron(rows, shards.manifest, options.out)
+    emit(
+        options, {"documents": count, "prefix": str(options.out)}, f"{count:,} documents in {options.out}.bin"
+    )
+    return OK
+
+
+def import_megatron(options: argparse.Namespace) -> int:
+    """Run ``from-megatron``."""
+    tokenizer = Tokenizer(options.tokenizer, options.eos)
+    header = ManifestHeader(
+        sequence_length=options.sequence_length,
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+        tokenizer_sha256=tokenizer.sha256,
+        packing=options.packing,
+        stage=options.out.name,
+        order=OrderInfo("given"),
+        sources=(SourceInfo(0, options.prefix.name, check_category(options.category, "--category"), 1.0),),
+    )
+    manifest = from_megatron(options.prefix, options.out, header)
+    found = {"rows": manifest.rows, "tokens": manifest.tokens, "digest": manifest.digest}
+    emit(options, found, flat(found))
+    return OK
+
+
 def load(options: argparse.Namespace) -> BuildRecipe:
     """Read the recipe and choose the runner."""
     recipe = BuildRecipe.from_toml(options.recipe)
@@ -213,44 +264,6 @@ def load(options: argparse.Namespace) -> BuildRecipe:
 def emit(options: argparse.Namespace, data: Any, text: str) -> None:
     """Print the result as JSON or for people."""
     print(json.dumps(data, indent=2, ensure_ascii=False) if options.json else text)
-
-
-def flat(values: dict[str, Any]) -> str:
-    """Return a mapping as aligned lines; lists of mappings as tables below their name."""
-    lines = []
-    for name, value in values.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            lines.append(f"{name}\n{table(value)}")
-        else:
-            lines.append(
-                f"{name:<18} {json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value}"
-            )
-    return "\n".join(lines)
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return rows with equal keys as an aligned table."""
-    if not rows:
-        return "(nothing)"
-    names = list(rows[0])
-    cells = [names, *([shown(row.get(name, "")) for name in names] for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
-    return "\n".join(
-        "  ".join(aligned(cell, width) for cell, width in zip(line, widths, strict=True)) for line in cells
-    )
-
-
-def aligned(cell: str, width: int) -> str:
-    """Return a cell at its width, numbers flush right."""
-    number = cell.replace(",", "").replace(".", "").replace("-", "").isdigit()
-    return cell.rjust(width) if number else cell.ljust(width)
-
-
-def shown(value: Any) -> str:
-    """Return one cell of a table."""
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 if __name__ == "__main__":

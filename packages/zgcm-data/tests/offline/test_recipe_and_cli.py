@@ -8,6 +8,7 @@ import pytest
 from zgcm_data import cli
 from zgcm_data.build import BuildResult
 from zgcm_data.recipe import BuildRecipe
+from zgcm_data.shards import open_shards
 
 Write = Callable[[Path, list[dict[str, Any]]], Path]
 
@@ -100,6 +101,20 @@ def test_verify_of_a_damaged_set_is_code_6_and_names_the_file(
     assert "shard-000001.tar" in text
 
 
+def test_megatron_commands_give_the_rows_back(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, built: BuildResult
+) -> None:
+    prefix = tmp_path / "megatron" / "text_document"
+    code, text, _ = run(capsys, "to-megatron", built.stage1, "--out", prefix, "--json")
+    assert code == 0
+    assert json.loads(text)["documents"] > 20
+    again = ["from-megatron", prefix, "--out", tmp_path / "again", "--tokenizer", built.tokenizer]
+    code, text, _ = run(capsys, *again, "--sequence-length", 64, "--json")
+    assert (code, json.loads(text)["rows"]) == (0, 120)
+    one, two = open_shards(built.stage1), open_shards(tmp_path / "again")
+    assert all((one[number].tokens == two[number].tokens).all() for number in range(120))
+
+
 def test_exit_codes_of_wrong_use(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, recipe_file: Path
 ) -> None:
@@ -118,7 +133,18 @@ def test_exit_codes_of_wrong_use(
 
 
 def test_every_command_teaches_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("corpus", "build", "clean", "dedup", "order", "pack", "inspect", "verify"):
+    for name in (
+        "corpus",
+        "build",
+        "clean",
+        "dedup",
+        "order",
+        "pack",
+        "inspect",
+        "verify",
+        "to-megatron",
+        "from-megatron",
+    ):
         with pytest.raises(SystemExit) as caught:
             cli.main([name, "--help"])
         assert caught.value.code == 0
