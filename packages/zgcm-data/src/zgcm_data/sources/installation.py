@@ -20,6 +20,7 @@ import json
 import os
 import re
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -123,7 +124,7 @@ def collect_default_corpus(
     basket = Basket(megabytes * 1e6)
     tell = progress or (lambda step, fraction, note: None)
     jobs = [*((name, collect_package) for name in PACKAGES), ("stdlib", collect_stdlib)]
-    with no_garbage_collection():
+    with parsing():
         for position, (name, job) in enumerate(jobs):
             tell("corpus", position / (len(jobs) + 2), name)
             job(basket, name)
@@ -145,12 +146,18 @@ def collect_default_corpus(
 
 
 @contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Parse without looking for cycles: syntax trees have none, and looking takes as long as parsing."""
+def parsing() -> Iterator[None]:
+    """Parse other people's code quickly and quietly.
+
+    Syntax trees hold no cycles, and looking for some takes as long as parsing; what Python warns of in the
+    code of others is not for our users.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         if enabled:
             gc.enable()
