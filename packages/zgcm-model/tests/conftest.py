@@ -1,5 +1,9 @@
+import contextlib
+import re
+
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 
 from zgcm_model import ModelConfig
 
@@ -15,3 +19,17 @@ def toy() -> ModelConfig:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def refuses():
+    """Expect a ValueError that matches; with the shape checks on, they may refuse the call first."""
+
+    @contextlib.contextmanager
+    def expect(match):
+        with pytest.raises((ValueError, TypeCheckError)) as caught:
+            yield
+        if isinstance(caught.value, ValueError):
+            assert re.search(match, str(caught.value)), str(caught.value)
+
+    return expect

@@ -110,16 +110,16 @@ def test_segments_are_found_row_by_row():
     assert find_segments(torch.tensor([[3, 1, 3], [1, 1, 1]])) is None
 
 
-def test_bad_input():
+def test_bad_input(refuses):
     query, key, value = tensors(1, 4, 4, 3, 2)
     with pytest.raises(ValueError, match="query heads=3"):
         attention(query, key, value)
     query, key, value = tensors(1, 4, 4, 2, 2)
     with pytest.raises(ValueError, match="window=0"):
         attention(query, key, value, window=0)
-    with pytest.raises(ValueError, match="keys=2 is below queries=4"):
+    with refuses("keys=2 is below queries=4"):
         attention(query, key[:, :2], value[:, :2])
-    with pytest.raises(ValueError, match="document_ids has 3"):
+    with refuses("document_ids has 3"):
         attention(query, key, value, document_ids=torch.zeros(1, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match="kernel='fast'"):
         attention(query, key, value, kernel="fast")

@@ -142,12 +142,12 @@ def test_gradient_survives_a_second_backward_and_a_frozen_head():
         ({"loss_mask": torch.tensor([[0.0, 0.5, 1.0]])}, "other than 0 and 1"),
     ],
 )
-def test_bad_input(change, message):
+def test_bad_input(change, message, refuses):
     arguments = {
         "hidden": torch.randn(1, 3, 4),
         "head_weight": torch.randn(5, 4),
         "targets": torch.tensor([[1, 2, 3]]),
         "loss_mask": torch.ones(1, 3, dtype=torch.bool),
     }
-    with pytest.raises(ValueError, match=message):
+    with refuses(message):
         chunked_lm_terms(**(arguments | change))

@@ -74,10 +74,10 @@ def flops_per_token(config: ModelConfig, sequence_length: int) -> FlopsBreakdown
     # Scores and weighted values: two products of the query width with each visible key.
     per_key = 2 * _PER_PARAMETER * config.query_size
     return FlopsBreakdown(
-        projections=_PER_PARAMETER * counts["attention"],
-        gate=_PER_PARAMETER * counts["gate"],
-        feed_forward=_PER_PARAMETER * counts["feed_forward"],
-        attention=per_key * keys,
-        head=_PER_PARAMETER * counts["head"],
+        projections=float(_PER_PARAMETER * counts["attention"]),
+        gate=float(_PER_PARAMETER * counts["gate"]),
+        feed_forward=float(_PER_PARAMETER * counts["feed_forward"]),
+        attention=float(per_key * keys),
+        head=float(_PER_PARAMETER * counts["head"]),
         attention_if_all_full=per_key * config.num_layers * sequence_length / 2,
     )

@@ -1,6 +1,6 @@
 """From hidden states to logits or to the loss; swapped from outside where the head is split over ranks."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from zgcm_model.loss import chunked_lm_terms
 
 
+@runtime_checkable
 class OutputHead(Protocol):
     """Applies the weight of the output head."""
 

@@ -1,10 +1,11 @@
 """What the model asks of a linear layer, so that precision and parallelism can bring their own."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import nn
 
 
+@runtime_checkable
 class LinearFactory(Protocol):
     """Makes a projection; ``torch.nn.Linear`` is one."""
 

@@ -1,7 +1,7 @@
 """What every attention kernel promises, and the documents it must keep apart."""
 
 from collections.abc import Callable, Hashable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -42,6 +42,7 @@ class Documents:
         return self._derived[key]  # type: ignore[return-value]
 
 
+@runtime_checkable
 class AttentionKernel(Protocol):
     """Causal grouped-query attention with an optional window and optional documents.
 
