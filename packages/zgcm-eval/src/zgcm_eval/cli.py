@@ -100,9 +100,9 @@ def _add_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens-per-batch",
         type=int,
-        default=16384,
+        default=4096,
         metavar="N",
-        help="padded tokens of one forward pass; does not change the result (default: 16384)",
+        help="padded tokens of one forward pass; does not change the result (default: 4096)",
     )
 
 

@@ -39,7 +39,7 @@ class HeldoutOptions:
 
     context: int | None = None
     overlap: int | None = None
-    tokens_per_batch: int = 16384
+    tokens_per_batch: int = 4096
 
 
 def evaluate_heldout(

@@ -49,13 +49,13 @@ class Batching:
         group: processes that share the work, for instance the data-parallel group; None means this one alone.
     """
 
-    tokens_per_batch: int = 16384
+    tokens_per_batch: int = 4096
     group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
         if self.tokens_per_batch < 1:
             raise ValueError(
-                f"tokens_per_batch is {self.tokens_per_batch}; give at least 1, for instance 16384"
+                f"tokens_per_batch is {self.tokens_per_batch}; give at least 1, for instance 4096"
             )
 
 

@@ -28,8 +28,14 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
+def rate_targets(logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """Log-probability of each target in nats, computed in float32 whatever the logits' type."""
+    logits = logits.float()
+    return logits.gather(1, targets.unsqueeze(1)).squeeze(1) - logits.logsumexp(dim=1)
+
+
 def score_targets(logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"]) -> TokenScores:
-    """Rate targets by logits, in float32 whatever the logits' type.
+    """Rate targets by logits and say which are the most probable ones.
 
     Args:
         logits: one row of logits per target.
@@ -38,15 +44,13 @@ def score_targets(logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"]) -> To
     Returns:
         The scores, flat.
     """
-    logits = logits.float()
-    chosen = logits.gather(1, targets.unsqueeze(1)).squeeze(1)
-    return TokenScores(chosen - logits.logsumexp(dim=1), logits.argmax(dim=1) == targets)
+    return TokenScores(rate_targets(logits, targets), logits.argmax(dim=1) == targets)
 
 
-def score_in_chunks(
+def logits_in_chunks(
     hidden: Float[Tensor, "B S D"], head_weight: Float[Tensor, "V D"], targets: Int[Tensor, "B S"], chunk: int
-) -> TokenScores:
-    """Rate targets without ever holding the logits of the whole batch.
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield logits and targets of some positions at a time, so that the whole batch's are never held.
 
     Args:
         hidden: the model's last hidden states.
@@ -54,20 +58,13 @@ def score_in_chunks(
         targets: token that follows each position.
         chunk: positions whose logits are held at once.
 
-    Returns:
-        The scores of every target.
+    Yields:
+        Logits [N, V] and targets [N] of the next positions, row after row.
     """
     states, flat = hidden.flatten(0, 1), targets.flatten()
     weight = head_weight.to(states.dtype)
-    parts = [
-        score_targets(states[start : start + chunk] @ weight.T, flat[start : start + chunk])
-        for start in range(0, len(flat), chunk)
-    ]
-    shape = targets.shape
-    return TokenScores(
-        torch.cat([part.log_probabilities for part in parts]).view(shape),
-        torch.cat([part.greedy for part in parts]).view(shape),
-    )
+    for start in range(0, len(flat), chunk):
+        yield states[start : start + chunk] @ weight.T, flat[start : start + chunk]
 
 
 def whole(weight: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ random number and leaves no gradient behind.
 
 import copy
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from zgcm_eval.adapters.scoring import evaluation_mode, plain_ids, score_in_chunks, whole
+from zgcm_eval.adapters.scoring import (
+    evaluation_mode,
+    logits_in_chunks,
+    plain_ids,
+    rate_targets,
+    score_targets,
+    whole,
+)
 from zgcm_eval.protocol import TokenScores
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -45,7 +52,7 @@ class ZgcmLanguageModel:
         *,
         eos_id: int | None = None,
         max_length: int | None = None,
-        chunk: int = 2048,
+        chunk: int = 512,
     ) -> None:
         # Any: torch types every attribute of a module as Tensor | Module.
         self._decoder: Any = decoder
@@ -81,10 +88,13 @@ class ZgcmLanguageModel:
         Returns:
             The scores, on the decoder's device.
         """
-        token_ids = token_ids.to(self.device)
+        targets = token_ids[:, 1:]
         with evaluation_mode(self._decoder):
-            hidden = self._decoder(token_ids[:, :-1])
-            return score_in_chunks(hidden, self._head_weight(), token_ids[:, 1:], self._chunk)
+            parts = [score_targets(*chunk) for chunk in self._chunks(token_ids)]
+        return TokenScores(
+            torch.cat([part.log_probabilities for part in parts]).view(targets.shape),
+            torch.cat([part.greedy for part in parts]).view(targets.shape),
+        )
 
     def log_probabilities(self, token_ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T-1"]:
         """Rate ``token_ids[:, 1:]`` in nats.
@@ -95,7 +105,14 @@ class ZgcmLanguageModel:
         Returns:
             Log-probabilities, on the decoder's device.
         """
-        return self.token_scores(token_ids).log_probabilities
+        with evaluation_mode(self._decoder):
+            parts = [rate_targets(*chunk) for chunk in self._chunks(token_ids)]
+        return torch.cat(parts).view(token_ids[:, 1:].shape)
+
+    def _chunks(self, token_ids: Int[Tensor, "B T"]) -> Iterator[tuple[Tensor, Tensor]]:
+        token_ids = token_ids.to(self.device)
+        hidden = self._decoder(token_ids[:, :-1])
+        return logits_in_chunks(hidden, self._head_weight(), token_ids[:, 1:], self._chunk)
 
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """Continue each prompt with its most probable tokens.
