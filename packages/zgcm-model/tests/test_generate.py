@@ -1,3 +1,7 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -103,27 +107,13 @@ def test_seed_repeats_sampling(decoder):
 
 
 @pytest.mark.slow
-def test_m21_compiled_model_generates_the_same_ids():
-    decoder = initialize(Decoder(ModelConfig(97, 32, 48, 2, 4, 2, 16, window=4, global_every=2)), 9)
-    prompt = torch.randint(0, 97, (1, 3))
-    expected = generate(decoder, prompt, 64)
-    # One fixed length, so one compilation: what stands behind a position cannot change it.
-    compiled, sequence = torch.compile(decoder, dynamic=False), torch.zeros(1, 67, dtype=torch.int64)
-    sequence[:, :3] = prompt
-    with torch.no_grad():
-        for t in range(3, 67):
-            sequence[:, t] = decoder.logits(compiled(sequence)[:, t - 1]).argmax(-1)
-    assert torch.equal(sequence, expected)
-
-
-@pytest.mark.slow
-def test_m21_compiled_gradients_equal_eager():
-    decoder = initialize(Decoder(ModelConfig(97, 32, 48, 2, 4, 2, 16, window=4, global_every=2)), 9)
-    ids, upstream = torch.randint(0, 97, (2, 150)), torch.randn(2, 150, 32)
-    expected = torch.autograd.grad(decoder(ids), list(decoder.layers.parameters()), upstream)
-    compiled = torch.compile(decoder, backend="aot_eager", dynamic=False)
-    got = torch.autograd.grad(compiled(ids), list(decoder.layers.parameters()), upstream)
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+def test_m21_compiled_model_generates_the_same_ids_and_gradients():
+    # In a process of its own: checked shapes and compilation do not go together.
+    script = Path(__file__).with_name("compiled_equals_eager.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "same 64 ids" in done.stdout
+    assert "same gradients" in done.stdout
 
 
 def test_bad_input(decoder):

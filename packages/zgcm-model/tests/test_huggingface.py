@@ -35,6 +35,63 @@ def test_published_names_and_exact_round_trip(saved):
     assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]
 
 
+def published_forward(folder, ids):
+    """Read a published folder with nothing of this package and follow the published equations."""
+    config = json.loads((folder / "config.json").read_text())
+    weights = {k: v.double() for k, v in load_file(folder / "model.safetensors").items()}
+    head, eps, time = config["head_dim"], config["rms_norm_eps"], ids.shape[1]
+    half = int(head * config["partial_rotary_factor"]) // 2
+    angle = torch.arange(time)[:, None] * config["rope_theta"] ** (-torch.arange(half).double() / half)
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    distance = torch.arange(time)[:, None] - torch.arange(time)
+
+    def norm(x, name):
+        return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weights[name + ".weight"]
+
+    def turn(x):
+        a, b = x[..., :half], x[..., half : 2 * half]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]), -1)
+
+    x = weights["model.embed_tokens.weight"][ids]
+    for layer, kind in enumerate(config["layer_types"]):
+        name = f"model.layers.{layer}."
+        a = norm(x, name + "post_attention_layernorm")  # before attention, whatever its name says
+        q, k, v = (
+            (a @ weights[f"{name}self_attn.{p}_proj.weight"].T).unflatten(-1, (-1, head)) for p in "qkv"
+        )
+        q, k = turn(norm(q, name + "self_attn.q_norm")), turn(norm(k, name + "self_attn.k_norm"))
+        k, v = (t.repeat_interleave(q.shape[2] // k.shape[2], 2) for t in (k, v))
+        seen = (distance >= 0) & ((kind == "full_attention") | (distance < config["sliding_window"]))
+        scores = torch.einsum("binh,bjnh->bnij", q, k) / head**0.5
+        out = torch.einsum("bnij,bjnh->binh", scores.masked_fill(~seen, -torch.inf).softmax(-1), v).flatten(2)
+        if config["attention_gate_layers"][layer]:
+            out = out * torch.sigmoid(a @ weights[name + "self_attn.g_proj.weight"].T)
+        x = x + out @ weights[name + "self_attn.o_proj.weight"].T
+        m = norm(x, name + "post_feedforward_layernorm")
+        gate, up = (m @ weights[f"{name}mlp.{p}_proj.weight"].T for p in ("gate", "up"))
+        x = x + (gate * gate.sigmoid() * up) @ weights[name + "mlp.down_proj.weight"].T
+    return norm(x, "model.norm") @ weights["lm_head.weight"].T
+
+
+def test_m17_norm_names_survive_an_independent_reader(toy, tmp_path):
+    decoder = initialize(Decoder(toy), 2)
+    with torch.no_grad():
+        for block in decoder.blocks():  # scales that differ, or a swap would not show
+            block.attention_norm.weight.mul_(1.7)
+            block.feed_forward_norm.weight.mul_(0.4)
+    save_pretrained(decoder, tmp_path)
+    ids = torch.randint(0, 97, (2, 60))
+    expected = published_forward(tmp_path, ids)
+    torch.testing.assert_close(decoder.logits(decoder(ids)).double(), expected, atol=1e-5, rtol=0)
+
+
+def test_end_of_document_id_is_written_for_other_programs(toy, tmp_path):
+    save_pretrained(initialize(Decoder(toy), 2), tmp_path, eos_id=3)
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert (content["model_type"], content["eos_token_id"], content["pad_token_id"]) == ("zgcm", 3, 3)
+    assert load_pretrained(tmp_path).config == toy
+
+
 def test_the_full_size_has_the_published_shapes():
     from zgcm_model.interchange.names import published_parameters
 

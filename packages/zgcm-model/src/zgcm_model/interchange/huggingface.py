@@ -27,7 +27,11 @@ _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def save_pretrained(
-    decoder: Decoder, directory: str | os.PathLike[str], *, max_shard_bytes: int = 4 * 10**9
+    decoder: Decoder,
+    directory: str | os.PathLike[str],
+    *,
+    eos_id: int | None = None,
+    max_shard_bytes: int = 4 * 10**9,
 ) -> None:
     """Write ``config.json`` and the weights under their published names.
 
@@ -37,6 +41,7 @@ def save_pretrained(
     Args:
         decoder: the model.
         directory: made if missing; each file is written under another name and renamed when complete.
+        eos_id: end-of-document id of the tokenizer, written for other programs as their end and padding id.
         max_shard_bytes: weights are split into files of at most this size, one tensor at least.
 
     Raises:
@@ -59,7 +64,8 @@ def save_pretrained(
         config = replace(decoder.config, vocab_size=rows, vocab_padding=0)
         if len(plan) > 1:
             _write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": index})
-        _write_json(folder / "config.json", config.to_huggingface())
+        ends = {"eos_token_id": eos_id, "pad_token_id": eos_id}
+        _write_json(folder / "config.json", config.to_huggingface() | ends)
 
 
 def load_pretrained(
