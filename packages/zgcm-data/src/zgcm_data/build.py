@@ -143,6 +143,8 @@ def summarize(recipe: BuildRecipe, done: dict[str, dict[str, Any]]) -> dict[str,
     }
     settings = recipe.to_dict()
     settings["input"]["path"] = Path(recipe.input.path).name
+    for dataset in settings["input"]["datasets"].values():
+        dataset["path"] = Path(dataset["path"]).name
     settings["tokenizer"]["path"] = Path(recipe.tokenizer.path).name
     plain = {name: without_key(result) for name, result in done.items()}
     return {

@@ -13,6 +13,25 @@ STAGE_2_SEED = 20260603
 
 
 @dataclass(frozen=True)
+class DatasetRecipe:
+    """One of several inputs; its name is the source of documents that name none.
+
+    Args:
+        path: A file, a folder, or an address that Daft reads, such as ``s3://bucket/*.parquet``.
+        category: Category of documents that name none; empty takes the profile's.
+        fields: As in ``InputRecipe``; they come before the profile's.
+        text_fields: Likewise.
+        profile: Cleaning profile of the documents.
+    """
+
+    path: str
+    category: str = ""
+    fields: dict[str, str] = field(default_factory=dict)
+    text_fields: list[str] = field(default_factory=list)
+    profile: str = ""
+
+
+@dataclass(frozen=True)
 class InputRecipe:
     """Where documents come from.
 
@@ -22,7 +41,9 @@ class InputRecipe:
         on_error: ``"refuse"`` stops at the first bad document, ``"skip"`` counts and reports it.
         default_megabytes: Size to collect when ``path`` is empty.
         fields: Name in the input of ``text``, ``id``, ``source``, ``category`` or ``license``.
-        profiles: Cleaning profile per source name.
+        text_fields: Fields that are joined by newlines where a document has no text field.
+        profile: Cleaning profile of the documents, see ``zgcm_data.clean.profiles``.
+        datasets: Several inputs by name, each with settings of its own, instead of ``path``.
     """
 
     path: str = ""
@@ -30,7 +51,28 @@ class InputRecipe:
     on_error: str = "refuse"
     default_megabytes: float = 28.0
     fields: dict[str, str] = field(default_factory=dict)
-    profiles: dict[str, str] = field(default_factory=dict)
+    text_fields: list[str] = field(default_factory=list)
+    profile: str = ""
+    datasets: dict[str, DatasetRecipe] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class QualityRecipe:
+    """Limits on scores that a classifier gave; nothing here computes a score.
+
+    Args:
+        score: Metadata field of the score.
+        keep_min: Below it a document goes to review.
+        review_min: Below it a document is dropped.
+        hard_error_max: Above this ``hard_error`` a document is dropped; negative is off.
+        require_score: Whether a missing score goes to review.
+    """
+
+    score: str = "quality_score"
+    keep_min: float = 0.0
+    review_min: float = 0.0
+    hard_error_max: int = -1
+    require_score: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,6 +85,7 @@ class CleanRecipe:
         include_review: Train on review documents too.
         require_license: Documents without a license go to review.
         sensitive_terms: Texts that hold one of these go to review.
+        quality: Limits on scores by source, else by category, else under ``"default"``.
     """
 
     min_chars: int = 16
@@ -50,6 +93,7 @@ class CleanRecipe:
     include_review: bool = False
     require_license: bool = False
     sensitive_terms: list[str] = field(default_factory=list)
+    quality: dict[str, QualityRecipe] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class Record:
         category: One of ``CATEGORIES``.
         license: Name of its license, empty if unknown.
         metadata: Whatever else the input said about it.
+        profile: Name of the cleaning profile of its dataset, empty for none.
         decision: ``"keep"``, ``"review"`` or ``"drop"``.
         reasons: Why, in order, each once.
         flags: Findings that change no decision.
@@ -51,6 +52,7 @@ class Record:
     category: str
     license: str = ""
     metadata: dict[str, object] = field(default_factory=dict)
+    profile: str = ""
     decision: str = "keep"
     reasons: list[str] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)

@@ -301,3 +301,22 @@ def test_report_is_complete_and_free_of_absolute_paths(built: BuildResult) -> No
     assert str(built.out.parent) not in text
     assert report["funnel"]["read"]["documents"] == 300
     assert 0 < report["unigram"]["domains"]["code"]["bits_per_byte"] < 8
+
+
+def test_several_datasets_with_fields_and_profiles_of_their_own(
+    built: BuildResult, tmp_path: Path, documents: Documents, make_recipe: Recipe
+) -> None:
+    code = [item for item in documents if item["category"] == "code"]
+    rest = [item for item in documents if item["category"] != "code"]
+    files = [{"blob_id": item["id"], "content": item["text"], "path": "a/b.py"} for item in code]
+    files.append({"blob_id": "lock", "content": "x = 1\ny = 2\nz = 3\n", "path": "go.sum"})
+    for name, items in (("programs", files), ("rest", rest)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    datasets = {
+        "programs": {"path": str(tmp_path / "programs.jsonl"), "profile": "gharchive"},
+        "rest": {"path": str(tmp_path / "rest.jsonl")},
+    }
+    result = build(make_recipe(tmp_path, input={"datasets": datasets}), tmp_path / "out")
+    assert result.report["funnel"]["clean"]["reasons"]["lock_file"] == 1
+    assert result.report["funnel"]["read"]["datasets"]["programs"]["documents"] == 81
+    assert result.digest == built.digest

@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import pytest
@@ -5,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zgcm_data.clean import clean_record, content_key, normalize, step_names
-from zgcm_data.recipe import CleanRecipe
+from zgcm_data.clean.profiles import find_profile
+from zgcm_data.recipe import CleanRecipe, QualityRecipe
 from zgcm_data.records import CATEGORIES, Record
 
 CODE = "def f(x):\n    if x:\n\treturn  'ﬁ x²'   \n\n\n\n    return None  \n"
@@ -144,4 +146,73 @@ def test_record_contract_names_and_digest_of_the_data_alone() -> None:
 
 
 def test_steps_are_named_in_order() -> None:
-    assert step_names()[:3] == ["normalize", "integrity", "provenance"]
+    assert step_names()[:3] == ["profile", "normalize", "integrity"]
+
+
+def profiled(name: str, text: str, **metadata: Any) -> Record:
+    record = Record("id", text, "source", find_profile(name).category, metadata=metadata, profile=name)
+    return clean_record(record, CleanRecipe())
+
+
+LONG = "A plain paragraph of prose, long enough to stay where it is.\n"
+PROFILED = [
+    ("gharchive", "x = 1\ny = 2\nz = 3\n", {"path": "src/a.py"}, "keep", None),
+    ("gharchive", "x = 1\ny = 2\nz = 3\n", {"path": "node_modules/a.js"}, "drop", "rejected_folder"),
+    ("gharchive", "x = 1\ny = 2\nz = 3\n", {"path": "a.png"}, "drop", "file_type"),
+    ("gharchive", "x = 1\ny = 2\nz = 3\n", {"path": "a/poetry.lock"}, "drop", "lock_file"),
+    ("gharchive", "x = 1\ny = 2\nz = 3\n", {"path": "a/fixtures/b.py"}, "drop", "test_data"),
+    ("gharchive", "x = 1\n\0\ny = 2\n", {"path": "a.py"}, "drop", "binary"),
+    ("gharchive", "# @generated\nx = 1\n", {"path": "a.py"}, "drop", "generated_file"),
+    ("gharchive", "x" * 3000, {"path": "a.js"}, "drop", "minified"),
+    ("gharchive", "{}", {"path": "a.ipynb"}, "drop", "broken_notebook"),
+    ("finepdfs", LONG, {"lid": 0.9, "minhash": 1, "primary": 0.9}, "keep", None),
+    ("finepdfs", LONG, {"lid": 0.8, "minhash": 1, "primary": 0.9}, "drop", "low_lid"),
+    ("finepdfs", LONG, {"lid": 0.9, "minhash": 3, "primary": 0.9}, "drop", "high_minhash"),
+    ("finepdfs", LONG, {"lid": 0.9, "minhash": 1}, "review", "missing_primary"),
+    ("olmocr", LONG * 1000, {}, "drop", "repetitive"),
+    ("olmocr", LONG, {}, "keep", None),
+    ("olmocr", LONG, {"edu_score": 0.5}, "drop", "low_edu_score"),
+    ("web_knowledge", LONG, {}, "review", "missing_score"),
+    ("web_knowledge", LONG, {"score": 2}, "keep", None),
+    ("nemotron_math", LONG, {"hard_error": 4}, "drop", "hard_error"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "metadata", "decision", "reason"), PROFILED)
+def test_profile_judges_its_dataset(
+    name: str, text: str, metadata: dict[str, Any], decision: str, reason: str | None
+) -> None:
+    record = profiled(name, text, **metadata)
+    assert record.decision == decision
+    assert record.reasons == [] if reason is None else reason in record.reasons
+
+
+def test_notebook_becomes_the_sources_of_its_cells() -> None:
+    cells = [{"source": ["import a\n", "a.b( 1)"]}, {"source": ""}, {"source": "print(2)  "}]
+    record = profiled("gharchive", json.dumps({"cells": cells}), path="x.ipynb")
+    assert (record.decision, record.text) == ("keep", "import a\na.b( 1)\n\nprint(2)  ")
+
+
+def test_quality_limits_are_looked_up_by_source_then_category_then_default() -> None:
+    limits = {
+        "source": QualityRecipe("q", keep_min=4, review_min=3),
+        "math": QualityRecipe(keep_min=0.8, review_min=0.5, hard_error_max=3),
+        "default": QualityRecipe("q", require_score=True),
+    }
+    recipe = CleanRecipe(quality=limits)
+    found = {}
+    for source, category, metadata in (
+        ("source", "web", {"q": 3.5}),
+        ("source", "web", {"q": 2}),
+        ("other", "math", {"quality_score": 0.9, "hard_error": 4}),
+        ("other", "math", {"quality_score": 0.6}),
+        ("other", "web", {}),
+    ):
+        record = clean_record(Record("id", LONG, source, category, metadata=metadata), recipe)
+        found[source, category, *metadata.values()] = record.decision
+    assert list(found.values()) == ["review", "drop", "drop", "review", "review"]
+
+
+def test_unknown_profile_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"profile 'pile' is unknown; use one of agent_coding, "):
+        find_profile("pile")

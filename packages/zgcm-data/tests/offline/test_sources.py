@@ -194,3 +194,19 @@ def test_default_corpus_without_any_package_is_refused(
     monkeypatch.setattr(installation.metadata, "distributions", list)
     with pytest.raises(CorpusError, match="holds no text"):
         collect_default_corpus(tmp_path / "out")
+
+
+def test_address_is_read_through_daft_like_a_file(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["a", "b"], "text": ["one", "two"]}), tmp_path / "x.parquet")
+    remote = list(read_records(f"file://{tmp_path}/x.parquet", ReadOptions(), ReadReport()))
+    assert remote == read(tmp_path / "x.parquet")
+    with pytest.raises(CorpusError, match=r"nothing.parquet cannot be read .*; check address and access"):
+        list(read_records(f"file://{tmp_path}/nothing.parquet", ReadOptions(), ReadReport()))
+
+
+def test_text_is_composed_of_fields_or_of_code_cut_for_the_middle(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(
+        lines({"problem": "1 + 1", "solution": "2"}, {"prefix": "def f(", "middle": "x", "suffix": "): pass"})
+    )
+    records = read(tmp_path / "x.jsonl", text_fields=("problem", "solution"))
+    assert [r.text for r in records] == ["1 + 1\n2", "def f(x): pass"]

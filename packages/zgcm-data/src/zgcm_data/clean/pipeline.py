@@ -1,10 +1,11 @@
-"""The cleaning steps in their order: normalize, integrity, provenance, secrets, category rules, lengths."""
+"""The cleaning steps in their order, from the profile of the dataset to length and quality."""
 
 import math
 import re
 from collections.abc import Callable
 
-from zgcm_data.clean.rules import CATEGORY_RULES
+from zgcm_data.clean.profiles import find_profile
+from zgcm_data.clean.rules import CATEGORY_RULES, number
 from zgcm_data.clean.text import normalize
 from zgcm_data.recipe import CleanRecipe
 from zgcm_data.records import Record
@@ -84,6 +85,31 @@ def category(record: Record, recipe: CleanRecipe) -> None:
         rule(record)
 
 
+def quality(record: Record, recipe: CleanRecipe) -> None:
+    """Judge a document by the scores that came with it."""
+    limits = next(
+        (recipe.quality[key] for key in (record.source, record.category, "default") if key in recipe.quality),
+        None,
+    )
+    if limits is None:
+        return
+    score = number(record.metadata.get(limits.score))
+    if score is None:
+        if limits.require_score:
+            record.lower("review", "missing_score")
+    elif score < limits.keep_min:
+        record.lower("drop" if score < limits.review_min else "review", "low_score")
+    errors = number(record.metadata.get("hard_error"))
+    if 0 <= limits.hard_error_max < (errors or 0):
+        record.lower("drop", "hard_error")
+
+
+def profile_step(record: Record, recipe: CleanRecipe) -> None:
+    """Apply the rules of the dataset's profile."""
+    for rule in find_profile(record.profile).rules:
+        rule(record)
+
+
 def lengths(record: Record, recipe: CleanRecipe) -> None:
     """Note the estimated tokens (characters / 4, rounded up) and the length bucket."""
     estimate = math.ceil(len(record.text) / 4)
@@ -92,10 +118,12 @@ def lengths(record: Record, recipe: CleanRecipe) -> None:
 
 
 STEPS: tuple[tuple[str, Step], ...] = (
+    ("profile", profile_step),
     ("normalize", normalize_step),
     ("integrity", integrity),
     ("provenance", provenance),
     ("secrets", secrets),
     ("category", category),
+    ("quality", quality),
     ("lengths", lengths),
 )

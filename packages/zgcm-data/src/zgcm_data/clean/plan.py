@@ -10,7 +10,7 @@ from zgcm_data.clean.text import content_key
 from zgcm_data.recipe import CleanRecipe
 from zgcm_data.records import Record
 
-INPUTS = ("id", "text", "source", "category", "license", "metadata")
+INPUTS = ("id", "text", "source", "category", "license", "metadata", "profile")
 
 
 def clean_frame(frame: Any, recipe: CleanRecipe) -> Any:
@@ -47,8 +47,8 @@ def clean_frame(frame: Any, recipe: CleanRecipe) -> Any:
 
 def clean_row(row: tuple[str, ...], recipe: CleanRecipe) -> dict[str, Any]:
     """Clean one row of ``INPUTS``."""
-    identity, text, source, category, license_name, metadata = row
-    record = Record(identity, text, source, category, license_name, json.loads(metadata or "{}"))
+    identity, text, source, category, license_name, metadata, profile = row
+    record = Record(identity, text, source, category, license_name, json.loads(metadata or "{}"), profile)
     clean_record(record, recipe)
     return {
         "text": record.text,

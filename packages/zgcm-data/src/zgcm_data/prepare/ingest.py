@@ -5,18 +5,21 @@ import platform
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from zgcm_data import engine
 from zgcm_data.clean.plan import INPUTS, clean_frame, funnel
+from zgcm_data.clean.profiles import find_profile
 from zgcm_data.dedup import decide_duplicates, signature_frame
 from zgcm_data.prepare.steps import Steps, file_digest
-from zgcm_data.recipe import BuildRecipe
-from zgcm_data.records import CorpusError, Record
+from zgcm_data.recipe import BuildRecipe, DatasetRecipe
+from zgcm_data.records import CorpusError, Record, check_category
 from zgcm_data.sources import collect_default_corpus, read_records
 from zgcm_data.sources.files import ReadOptions, ReadReport, list_files
 from zgcm_data.sources.installation import CORPUS_VERSION
+from zgcm_data.sources.remote import is_remote, list_remote
 
 BATCH_BYTES = 16_000_000
 
@@ -29,19 +32,89 @@ def ingest(steps: Steps, recipe: BuildRecipe) -> dict[str, Any]:
         recipe: The recipe.
 
     Returns:
-        The result of the step: what was read and skipped.
+        The result of the step: what was read and skipped, per data set.
     """
-    path = Path(recipe.input.path) if recipe.input.path else collected(steps, recipe)
-    options = ReadOptions(recipe.input.category, recipe.input.on_error == "skip", recipe.input.fields)
-    files = {file.relative_to(path).as_posix(): file_digest(file) for file in list_files(path)}
+    datasets = inputs_of(steps, recipe)
+    files = {name: content_of(path) for name, (path, _) in datasets.items()}
     target = steps.work / "records"
 
     def work(tell: Any) -> dict[str, Any]:
-        report = ReadReport()
-        write_records(read_records(path, options, report), target, tell)
-        return asdict(report)
+        reports = {name: ReadReport() for name in datasets}
+        seen: dict[str, str] = {}
+        parts = (read_records(path, how, reports[name], seen) for name, (path, how) in datasets.items())
+        write_records(chain.from_iterable(parts), target, tell)
+        return totals(reports)
 
-    return steps.run("read", {"files": files, "input": asdict(recipe.input) | {"path": ""}}, [target], work)
+    settings = {name: asdict(how) for name, (_, how) in datasets.items()}
+    return steps.run("read", {"files": files, "settings": settings}, [target], work)
+
+
+def inputs_of(steps: Steps, recipe: BuildRecipe) -> dict[str, tuple[Path | str, ReadOptions]]:
+    """Return every input by name, with how it is read; collects the default corpus where none is named.
+
+    Raises:
+        ValueError: If both a path and data sets are named, or a profile is unknown.
+    """
+    wish = recipe.input
+    skip = wish.on_error == "skip"
+    if wish.datasets:
+        if wish.path:
+            raise ValueError("input.path and input.datasets exclude each other; keep one of them")
+        return {
+            name: (place(item.path), options_of(item, skip, name))
+            for name, item in sorted(wish.datasets.items())
+        }
+    path = place(wish.path) if wish.path else collected(steps, recipe)
+    alone = DatasetRecipe(str(path), wish.category, wish.fields, wish.text_fields, wish.profile)
+    return {"input": (path, options_of(alone, skip, ""))}
+
+
+def options_of(dataset: DatasetRecipe, skip: bool, source: str) -> ReadOptions:
+    """Join what a recipe and the profile it names say about a data set; the recipe comes first."""
+    profile = find_profile(dataset.profile)
+    return ReadOptions(
+        category=check_category(dataset.category or profile.category, "input")
+        if dataset.category or profile.category
+        else "",
+        skip=skip,
+        fields={**profile.fields, **dataset.fields},
+        text_fields=tuple(dataset.text_fields) or profile.text_fields,
+        profile=dataset.profile,
+        source=source,
+    )
+
+
+def place(path: str) -> Path | str:
+    """Return a local path as such and an address as it is."""
+    return path if is_remote(path) else Path(path)
+
+
+def content_of(path: Path | str) -> dict[str, Any]:
+    """Return the files of an input with the digests (sizes, for an address) that decide its content."""
+    if is_remote(str(path)):
+        return dict(list_remote(str(path)))
+    root = Path(path)
+    return {
+        (file.relative_to(root).as_posix() if root.is_dir() else file.name): file_digest(file)
+        for file in list_files(root)
+    }
+
+
+def totals(reports: dict[str, ReadReport]) -> dict[str, Any]:
+    """Sum the reports of all inputs and keep each where there are several."""
+    skipped: dict[str, int] = {}
+    for report in reports.values():
+        for fault, count in report.skipped.items():
+            skipped[fault] = skipped.get(fault, 0) + count
+    result: dict[str, Any] = {
+        "documents": sum(report.documents for report in reports.values()),
+        "bytes": sum(report.bytes for report in reports.values()),
+        "skipped": skipped,
+        "examples": {fault: text for report in reports.values() for fault, text in report.examples.items()},
+    }
+    if len(reports) > 1:
+        result["datasets"] = {name: asdict(report) for name, report in reports.items()}
+    return result
 
 
 def collected(steps: Steps, recipe: BuildRecipe) -> Path:

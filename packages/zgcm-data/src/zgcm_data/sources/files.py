@@ -4,13 +4,14 @@ Every fault of a document is either one clear ``CorpusError`` or a counted, repo
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from zgcm_data.records import CorpusError, Record, canonical_sha256, check_category
 from zgcm_data.sources.raw import REMEDY, BadDocument, Item, ReadOptions, list_files, read_file, text_remedy
+from zgcm_data.sources.remote import is_remote, read_remote
 
 __all__ = ["ReadOptions", "ReadReport", "list_files", "read_records"]
 
@@ -34,13 +35,16 @@ class ReadReport:
     examples: dict[str, str] = field(default_factory=dict)
 
 
-def read_records(path: Path, options: ReadOptions, report: ReadReport) -> Iterator[Record]:
+def read_records(
+    path: Path | str, options: ReadOptions, report: ReadReport, seen: dict[str, str] | None = None
+) -> Iterator[Record]:
     """Read every document below ``path``, in the order of file names.
 
     Args:
-        path: A file or a folder.
+        path: A file, a folder, or an address such as ``s3://bucket/*.parquet``.
         options: See ``ReadOptions``.
         report: Filled on the way.
+        seen: Ids already taken and by what; filled on the way.
 
     Yields:
         Records with unique ids.
@@ -48,23 +52,32 @@ def read_records(path: Path, options: ReadOptions, report: ReadReport) -> Iterat
     Raises:
         CorpusError: Names the file, the fault and the remedy.
     """
-    seen: dict[str, str] = {}
-    for file in list_files(path):
-        for item in read_file(file, path, options):
-            try:
-                record = make_record(item, options)
-                claim_id(record, item, seen)
-            except BadDocument as error:
-                if not options.skip:
-                    raise
-                report.skipped[error.fault] = report.skipped.get(error.fault, 0) + 1
-                report.examples.setdefault(error.fault, str(error).split(f"; {REMEDY}")[0])
-                continue
-            report.documents += 1
-            report.bytes += len(record.text.encode())
-            yield record
-    if report.documents == 0:
+    seen = {} if seen is None else seen
+    before = report.documents
+    for item in items(path, options):
+        try:
+            record = make_record(item, options)
+            claim_id(record, item, seen)
+        except BadDocument as error:
+            if not options.skip:
+                raise
+            report.skipped[error.fault] = report.skipped.get(error.fault, 0) + 1
+            report.examples.setdefault(error.fault, str(error).split(f"; {REMEDY}")[0])
+            continue
+        report.documents += 1
+        report.bytes += len(record.text.encode())
+        yield record
+    if report.documents == before:
         raise CorpusError(f"{path} holds no document; give a file or folder with at least one non-empty text")
+
+
+def items(path: Path | str, options: ReadOptions) -> Iterator[Item]:
+    """Yield the raw documents of a path or an address."""
+    if is_remote(str(path)):
+        yield from read_remote(str(path), options)
+        return
+    for file in list_files(Path(path)):
+        yield from read_file(file, Path(path), options)
 
 
 def make_record(item: Item, options: ReadOptions) -> Record:
@@ -83,6 +96,8 @@ def make_record(item: Item, options: ReadOptions) -> Record:
 
     text = take("text")
     if text is None:
+        text = composed(item.values, options)
+    if text is None:
         name = options.fields.get("text", "text")
         raise BadDocument("no text", f"{item.place}: no field {name!r}; {text_remedy()}")
     if not isinstance(text, str):
@@ -98,7 +113,19 @@ def make_record(item: Item, options: ReadOptions) -> Record:
         category=check_category(str(category), item.place) if category else item.category,
         license=str(license_name) if license_name else "",
         metadata={key: value for key, value in values.items() if plain(value)},
+        profile=options.profile,
     )
+
+
+def composed(values: Mapping[str, Any], options: ReadOptions) -> str | None:
+    """Return the text of a document that has none of its own: joined fields, or code cut for fill-in-the-middle."""
+    parts = [value for name in options.text_fields if isinstance(value := values.get(name), str) and value]
+    if parts:
+        return "\n".join(parts)
+    pieces = [values.get(name) for name in ("prefix", "middle", "suffix")]
+    if all(isinstance(piece, str) for piece in pieces):
+        return "".join(map(str, pieces))
+    return None
 
 
 def claim_id(record: Record, item: Item, seen: dict[str, str]) -> None:

@@ -78,11 +78,17 @@ class ReadOptions:
         category: Category where the input names none; empty guesses from the file name.
         skip: Count and leave out bad documents where ``True``, else refuse the first.
         fields: Name in the input of each field that is not called by its own name.
+        text_fields: Fields joined by newlines where there is no text field.
+        profile: Name of the cleaning profile that the records carry.
+        source: Source of documents that name none; empty takes the name of the file or folder.
     """
 
     category: str = ""
     skip: bool = False
     fields: Mapping[str, str] = field(default_factory=dict)
+    text_fields: tuple[str, ...] = ()
+    profile: str = ""
+    source: str = ""
 
 
 class BadDocument(CorpusError):
@@ -138,7 +144,7 @@ def read_file(file: Path, root: Path, options: ReadOptions) -> Iterator[Item]:
     """Yield the raw documents of one file."""
     name = file.name.lower()
     relative = file.relative_to(root).as_posix() if root.is_dir() else file.name
-    source = file.name.split(".")[0] or file.name
+    source = options.source or file.name.partition(".")[0] or file.name
     if name.endswith(JSONL):
         yield from read_jsonl(file, source, options.category or "general_text")
     elif name.endswith(PARQUET):
@@ -151,6 +157,7 @@ def read_text_file(file: Path, relative: str, root: Path, options: ReadOptions) 
     """Return one text file as a document; its folder is the source."""
     category = options.category or TEXT_CATEGORY.get(file.suffix.lower(), "general_text")
     folder = relative.partition("/")[0] if "/" in relative else (root if root.is_dir() else root.parent).name
+    folder = options.source or folder
     try:
         values = {"text": file.read_bytes().decode("utf-8"), "id": relative}
     except UnicodeDecodeError as error:
@@ -231,7 +238,7 @@ def read_parquet(file: Path, source: str, options: ReadOptions) -> Iterator[Item
     with reader:
         names = reader.schema_arrow.names
         column = options.fields.get("text", "text")
-        if column not in names:
+        if column not in names and not set(options.text_fields) & set(names):
             raise CorpusError(f"{file} has no column {column!r} (it has {', '.join(names)}); {text_remedy()}")
         number = 0
         for batch in reader.iter_batches(batch_size=512):
