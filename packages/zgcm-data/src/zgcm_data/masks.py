@@ -133,9 +133,11 @@ def count_sources(
     row, source, end = segments.row[real], segments.source[real], segments.end[real]
     start = segments.start[real]
     targets = end - np.maximum(start, 1)
-    key = row // group_rows * sources + source
     finished = (end > 1) & ((end < segments.width) | ended[row])
-    present = np.unique(row[targets > 0] * sources + source[targets > 0])
+    key = row // group_rows * sources + source
+    present = np.zeros((segments.rows, sources), np.bool_)
+    held = targets > 0
+    present[row[held], source[held]] = True
 
     def total(keys: Integers, weights: npt.NDArray[np.generic] | None = None) -> Integers:
         sums = np.bincount(keys, weights, groups * sources)
@@ -146,7 +148,7 @@ def count_sources(
         tokens=tokens,
         loss_tokens=tokens - total(key[start > 0]) if isolate else tokens,
         documents=total(key[finished]),
-        rows=total(present // (group_rows * sources) * sources + present % sources),
+        rows=present.reshape(groups, group_rows, sources).sum(axis=1, dtype=np.int64),
     )
 
 

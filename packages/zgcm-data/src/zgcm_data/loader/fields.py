@@ -130,15 +130,23 @@ class BlockBatches:
         self._pin = job.pin_memory
 
     def __iter__(self) -> Iterator[Batch]:
-        return (self.batch(group, self.tokens(group)) for group in range(self.count))
+        return self.some(0, self.count)
+
+    def some(self, first: int, stop: int) -> Iterator[Batch]:
+        """Yield micro batches ``first`` to ``stop - 1`` of the block."""
+        return (self.batch(group, self.tokens(group)) for group in range(first, stop))
 
     def tokens(self, group: int) -> torch.Tensor:
         """Read the tokens of a micro batch of the block."""
         size = self._job.plan.micro_batch
         shape = (size, self._job.manifest.sequence_length + 1)
-        tokens = torch.empty(shape, dtype=torch.int64, pin_memory=self._pin)
-        self._block.read_tokens(group * size, tokens.numpy())
-        return tokens
+        if self._pin:
+            pinned = torch.empty(shape, dtype=torch.int64, pin_memory=True)
+            self._block.read_tokens(group * size, pinned.numpy())
+            return pinned
+        tokens = np.empty(shape, np.int64)
+        self._block.read_tokens(group * size, tokens)
+        return torch.from_numpy(tokens)
 
     def batch(self, group: int, tokens: torch.Tensor) -> Batch:
         """Add masks, ids and counts to the tokens of a micro batch."""

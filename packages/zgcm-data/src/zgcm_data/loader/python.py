@@ -1,4 +1,4 @@
-"""The ``python`` backend: mapped shards, read block by block in threads, delivered in order."""
+"""The ``python`` backend: mapped shards, read piece by piece in threads, delivered in order."""
 
 import queue
 import threading
@@ -9,6 +9,12 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from zgcm_data.loader.batch import Batch
 from zgcm_data.loader.fields import BlockBatches, Job
+
+PIECE_ROWS = 32
+"""Rows that a thread reads at a time: few, so that they are still in the cache when they are used."""
+
+Batches = list[Batch]
+Task = Callable[[], Batches]
 
 
 def batches(job: Job) -> Iterator[Batch]:
@@ -25,49 +31,74 @@ def batches(job: Job) -> Iterator[Batch]:
         for first, count in job.blocks():
             yield from BlockBatches(job, first, count)
         return
-    with _Readers(job) as readers:
-        waiting: deque[Future[list[Batch]]] = deque()
-        for first, count in job.blocks():
-            waiting.append(readers.submit(first, count))
+    with _Readers(job.options.workers, job.options.timeout) as readers:
+        waiting: deque[Future[Batches]] = deque()
+        for task in _tasks(job):
+            waiting.append(readers.submit(task))
             if len(waiting) > job.options.prefetch:
                 yield from readers.wait(waiting.popleft())
         while waiting:
             yield from readers.wait(waiting.popleft())
 
 
+def _tasks(job: Job) -> Iterator[Task]:
+    """Yield what the threads are to do, in the order of the rows."""
+    size = max(1, PIECE_ROWS // job.plan.micro_batch)
+    for first, count in job.blocks():
+        block = _SharedBlock(job, first, count)
+        for start in range(0, count, size):
+            yield block.task(start, min(start + size, count))
+
+
+class _SharedBlock:
+    """A block that is looked up once, by the first thread that needs it."""
+
+    def __init__(self, job: Job, first: int, count: int) -> None:
+        self._place = (job, first, count)
+        self._lock = threading.Lock()
+        self._block: BlockBatches | None = None
+
+    def task(self, start: int, stop: int) -> Task:
+        return lambda: list(self._looked_up().some(start, stop))
+
+    def _looked_up(self) -> BlockBatches:
+        with self._lock:
+            if self._block is None:
+                self._block = BlockBatches(*self._place)
+            return self._block
+
+
 class _Readers:
     """Reading threads. They are daemons, so a stalled file system cannot keep the process alive."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._tasks: queue.SimpleQueue[tuple[Future[list[Batch]], Callable[[], list[Batch]]] | None]
-        self._tasks = queue.SimpleQueue()
+    def __init__(self, count: int, timeout: float) -> None:
+        self._count, self._timeout = count, timeout
+        self._tasks: queue.SimpleQueue[tuple[Future[Batches], Task] | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
 
     def __enter__(self) -> "_Readers":
-        for number in range(self._job.options.workers):
+        for number in range(self._count):
             threading.Thread(target=self._work, name=f"zgcm-reader-{number}", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        for _worker in range(self._job.options.workers):
+        for _worker in range(self._count):
             self._tasks.put(None)
 
-    def submit(self, first: int, count: int) -> "Future[list[Batch]]":
-        future: Future[list[Batch]] = Future()
-        self._tasks.put((future, lambda: list(BlockBatches(self._job, first, count))))
+    def submit(self, task: Task) -> "Future[Batches]":
+        future: Future[Batches] = Future()
+        self._tasks.put((future, task))
         return future
 
-    def wait(self, future: "Future[list[Batch]]") -> list[Batch]:
-        timeout = self._job.options.timeout
+    def wait(self, future: "Future[Batches]") -> Batches:
         try:
-            return future.result(timeout)
+            return future.result(self._timeout)
         except FutureTimeoutError as error:
             if future.done():
                 raise
             raise TimeoutError(
-                f"no data for {timeout} seconds; check the storage that holds the shards, or raise the "
+                f"no data for {self._timeout} seconds; check the storage that holds the shards, or raise the "
                 "loader option 'timeout'"
             ) from error
 
