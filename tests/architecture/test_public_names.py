@@ -14,9 +14,8 @@ def test_all_is_what_was_pinned(project):
     names = sorted(importlib.import_module(project.package).__all__)
     pinned = (PINS / f"{project.package}.txt").read_text(encoding="utf-8").split()
     added, gone = sorted(set(names) - set(pinned)), sorted(set(pinned) - set(names))
-    assert not (added or gone), (
-        f"added {added}, gone {gone}; if it is meant, edit {PINS / project.package}.txt"
-    )
+    meant = f"added {added}, gone {gone}; if it is meant, edit {PINS.name}/{project.package}.txt"
+    assert added + gone == [], meant
     assert pinned == sorted(pinned)
 
 

@@ -53,7 +53,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What happened in a process where some heavy parts raise OSError when imported and others are not there."""
+    """What happened in a process where some heavy parts raise OSError and others are not there."""
     folder = tmp_path_factory.mktemp("parts")
     for name in BROKEN:
         (folder / f"{name}.py").write_text(f"raise OSError('{name} needs a driver that is not here')\n")
