@@ -29,6 +29,7 @@ from zgcm_train.checkpoint.folder import open_checkpoint
 from zgcm_train.checkpoint.progress import Identity, Progress, parse_state
 from zgcm_train.errors import CheckpointError, PathError, ZgcmError
 from zgcm_train.files import read_json_lines
+from zgcm_train.mesh import Layout
 
 IDENTITY = Identity(model={}, data={}, tokenizer="t", recipe="r", code="c", world=1)
 
@@ -36,7 +37,7 @@ IDENTITY = Identity(model={}, data={}, tokenizer="t", recipe="r", code="c", worl
 @pytest.fixture
 def saved(data: Path, tmp_path: Path) -> Path:
     recipe = tiny_recipe(data)
-    decoder = build_decoder(recipe, torch.device("cpu"), None)
+    decoder = build_decoder(recipe, torch.device("cpu"), Layout())
     optimizer = build_optimizer(recipe, decoder)
     for step in (1, 2, 3):
         loss = decoder(torch.arange(8)[None]).square().sum()
@@ -48,7 +49,7 @@ def saved(data: Path, tmp_path: Path) -> Path:
 
 def test_round_trip_is_exact(data: Path, saved: Path) -> None:
     recipe = tiny_recipe(data, run={"seed": 1})
-    decoder = build_decoder(recipe, torch.device("cpu"), None)
+    decoder = build_decoder(recipe, torch.device("cpu"), Layout())
     optimizer = build_optimizer(recipe, decoder)
     newest, passed_over = newest_complete(saved)
     assert newest is not None
@@ -107,7 +108,7 @@ def test_t13_missing_and_unexpected_tensors_are_listed(data: Path, saved: Path) 
     deeper = tiny_recipe(
         data, model=tiny_recipe(data).model.model_dump(exclude_none=True) | {"num_layers": 7}
     )
-    decoder = build_decoder(deeper, torch.device("cpu"), None)
+    decoder = build_decoder(deeper, torch.device("cpu"), Layout())
     checkpoint = open_checkpoint(saved / "step-000000003")
     with pytest.raises(CheckpointError, match=r"missing \['model\.layers\.6"):
         load_checkpoint(checkpoint, decoder, None)
@@ -115,14 +116,14 @@ def test_t13_missing_and_unexpected_tensors_are_listed(data: Path, saved: Path) 
         data, model=tiny_recipe(data).model.model_dump(exclude_none=True) | {"num_layers": 5}
     )
     with pytest.raises(CheckpointError, match=r"unexpected \['model\.layers\.5"):
-        load_checkpoint(checkpoint, build_decoder(shallow, torch.device("cpu"), None), None)
+        load_checkpoint(checkpoint, build_decoder(shallow, torch.device("cpu"), Layout()), None)
 
 
 def test_another_shape_is_named(data: Path, saved: Path) -> None:
     wider = tiny_recipe(
         data, model=tiny_recipe(data).model.model_dump(exclude_none=True) | {"vocab_size": 300}
     )
-    decoder: Decoder = build_decoder(wider, torch.device("cpu"), None)
+    decoder: Decoder = build_decoder(wider, torch.device("cpu"), Layout())
     with pytest.raises(CheckpointError, match=r"embed_tokens\.weight has shape \(264, 16\)"):
         load_checkpoint(open_checkpoint(saved / "step-000000003"), decoder, None)
 

@@ -13,12 +13,18 @@ from zgcm_train.assembly import build_decoder
 from zgcm_train.checkpoint import load_checkpoint, newest_complete
 from zgcm_train.errors import ConfigurationError
 from zgcm_train.files import read_json_lines
-from zgcm_train.mesh import build_mesh
+from zgcm_train.mesh import Layout, build_layout
 
 LAYOUTS = [
     pytest.param({"dp_shard": 2}, 2, id="fsdp2"),
     pytest.param({"dp_shard": 3}, 3, id="fsdp3"),
+    pytest.param({"dp_replicate": 2}, 2, id="dp2"),
     pytest.param({"dp_replicate": 2, "dp_shard": 2}, 4, id="hsdp2x2"),
+    pytest.param({"tp": 2}, 2, id="tp2"),
+    pytest.param({"cp": 2}, 2, id="cp2"),
+    pytest.param({"tp": 2, "cp": 2}, 4, id="tp2xcp2"),
+    pytest.param({"dp_shard": 2, "tp": 2}, 4, id="fsdp2xtp2"),
+    pytest.param({"dp_shard": 2, "cp": 2}, 4, id="fsdp2xcp2"),
 ]
 
 
@@ -43,7 +49,7 @@ def losses(folder: Path) -> list[float]:
 def weights(folder: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
     checkpoint, _ = newest_complete(folder / "checkpoints")
     assert checkpoint is not None
-    decoder = build_decoder(recipe, torch.device("cpu"), None)
+    decoder = build_decoder(recipe, torch.device("cpu"), Layout())
     load_checkpoint(checkpoint, decoder, None)
     return {name: p.detach() for name, p in decoder.named_parameters()}
 
@@ -88,13 +94,13 @@ def test_a_run_goes_on_under_another_layout(data: Path, alone: Path, tmp_path: P
 
 
 def initial_weights(rank: int, world: int, recipe: Recipe) -> dict[str, torch.Tensor]:
-    mesh = build_mesh(recipe.parallel, torch.device("cpu"))
-    decoder = build_decoder(recipe, torch.device("cpu"), mesh)
+    layout = build_layout(recipe, torch.device("cpu"))
+    decoder = build_decoder(recipe, torch.device("cpu"), layout)
     return {name: p.full_tensor().detach() for name, p in decoder.named_parameters()}
 
 
 def test_initial_weights_do_not_depend_on_the_layout(data: Path) -> None:
-    reference = build_decoder(recipe_for(data, {}), torch.device("cpu"), None)
+    reference = build_decoder(recipe_for(data, {}), torch.device("cpu"), Layout())
     (first, *_) = run_ranks(initial_weights, 3, recipe_for(data, {"dp_shard": 3}))
     for name, parameter in reference.named_parameters():
         assert torch.equal(first[name], parameter.detach()), name
@@ -102,4 +108,4 @@ def test_initial_weights_do_not_depend_on_the_layout(data: Path) -> None:
 
 def test_a_mesh_that_does_not_fit_is_refused(data: Path) -> None:
     with pytest.raises(ConfigurationError, match="asks for 2 devices and 1 run"):
-        build_mesh(recipe_for(data, {"dp_shard": 2}).parallel, torch.device("cpu"))
+        build_layout(recipe_for(data, {"dp_shard": 2}), torch.device("cpu"))

@@ -37,7 +37,7 @@ class Addresses(html.parser.HTMLParser):
 def test_the_page_needs_no_network(run: Path) -> None:
     page = (run / "report.html").read_text()
     parsed = Addresses(page)
-    assert len(parsed.addresses) == 2 * 6
+    assert len(parsed.addresses) == 2 * 7
     assert all(address.startswith("data:image/svg+xml;base64,") for address in parsed.addresses)
     assert not {"script", "link", "iframe"} & set(parsed.tags)
     assert "url(" not in page

@@ -6,13 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from zgcm_data import Loader, LoaderOptions, ShardSet, open_shards
 from zgcm_model import Decoder, initialize
+from zgcm_model.parallel import apply_context_parallel, apply_tensor_parallel
 from zgcm_optim import Muon, route_parameters, schedule
 from zgcm_train._version import __version__
 from zgcm_train.checkpoint import Checkpoint, Progress, load_checkpoint
@@ -20,8 +20,8 @@ from zgcm_train.checkpoint.progress import Identity
 from zgcm_train.config import Recipe
 from zgcm_train.errors import CheckpointError, PathError, require_folder
 from zgcm_train.files import sha256_text
-from zgcm_train.mesh import build_mesh, default_device
-from zgcm_train.processes import rank, world_size
+from zgcm_train.mesh import Layout, build_layout, default_device
+from zgcm_train.processes import world_size
 from zgcm_train.recipe_file import dump_recipe
 from zgcm_train.step import StepSettings
 from zgcm_train.trainer import Parts
@@ -42,30 +42,34 @@ def build_parts(recipe: Recipe, folder: Path, checkpoint: Checkpoint | None) -> 
     device = default_device()
     shards = [open_stage(recipe, number) for number in range(len(recipe.stage))]
     identity = build_identity(recipe, shards)
-    mesh = build_mesh(recipe.parallel, device)
-    decoder = build_decoder(recipe, device, mesh)
+    layout = build_layout(recipe, device)
+    decoder = build_decoder(recipe, device, layout)
     optimizer = build_optimizer(recipe, decoder)
     progress = restore(recipe, checkpoint, identity, decoder, optimizer)
     return Parts(
         recipe=recipe,
         decoder=decoder,
         optimizer=optimizer,
-        loader=build_loader(recipe, shards[progress.stage], progress.next_row),
+        loader=build_loader(recipe, shards[progress.stage], progress.next_row, layout.data_rank),
         schedule=build_schedule(recipe),
-        settings=build_settings(recipe, device),
+        settings=build_settings(recipe, device, layout),
         progress=progress,
         identity=identity,
         folder=folder,
-        group=dist.group.WORLD if mesh is not None else None,
+        layout=layout,
     )
 
 
-def build_decoder(recipe: Recipe, device: torch.device, mesh: DeviceMesh | None) -> Decoder:
-    """Build the model without allocating twice, shard it and draw its weights from the run's seed."""
+def build_decoder(recipe: Recipe, device: torch.device, layout: Layout) -> Decoder:
+    """Build the model without allocating twice, split it, shard it and draw its weights from the run's seed."""
     with torch.device("meta"):
         decoder = Decoder(recipe.model.architecture(), kernel=recipe.model.kernel)
-    if mesh is not None:
-        shard(decoder, mesh)
+    if layout.tensor is not None:
+        apply_tensor_parallel(decoder, layout.tensor)
+    if layout.context is not None:
+        apply_context_parallel(decoder, layout.context)
+    if layout.sharding is not None:
+        shard(decoder, layout.sharding)
     decoder.to_empty(device=device)
     initialize(decoder, recipe.run.seed)
     return decoder.train()
@@ -120,13 +124,15 @@ def build_schedule(recipe: Recipe) -> Callable[[int], float]:
     )
 
 
-def build_settings(recipe: Recipe, device: torch.device) -> StepSettings:
+def build_settings(recipe: Recipe, device: torch.device, layout: Layout) -> StepSettings:
     """Return how an update is computed."""
     return StepSettings(
         compute=getattr(torch, recipe.precision.compute),
         clip_norm=recipe.optimizer.clip_norm,
         isolate_documents=not recipe.data.cross_document_attention,
         device=device,
+        group=layout.loss,
+        context=layout.context,
     )
 
 
@@ -162,12 +168,12 @@ def open_stage(recipe: Recipe, number: int) -> ShardSet:
     return shards
 
 
-def build_loader(recipe: Recipe, shards: ShardSet, next_row: int) -> Loader:
-    """Return this rank's loader, from the stage's next row on."""
+def build_loader(recipe: Recipe, shards: ShardSet, next_row: int, data_rank: int) -> Loader:
+    """Return this replica's loader, from the stage's next row on; all its ranks read the same rows."""
     return Loader(
         shards,
         global_batch=recipe.data.global_batch,
-        dp_rank=rank(),
+        dp_rank=data_rank,
         dp_size=recipe.parallel.data_parallel,
         micro_batch=recipe.data.micro_batch,
         start_row=next_row,

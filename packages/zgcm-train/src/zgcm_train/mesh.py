@@ -1,11 +1,39 @@
 """The mesh of devices that a recipe asks for, checked before anything is built."""
 
+from dataclasses import dataclass
+
 import torch
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from zgcm_train.config import ParallelSection
+from zgcm_model import ModelConfig
+from zgcm_train.config import Recipe
 from zgcm_train.errors import ConfigurationError
 from zgcm_train.processes import world_size
+
+AXES = ("dp_replicate", "dp_shard", "cp", "tp")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The axes of a run and the groups that follow from them; None where an axis has one rank.
+
+    Attributes:
+        tensor: the tensor-parallel axis.
+        context: the context-parallel axis.
+        sharding: the mesh FSDP works on: replicas by shards, or shards alone. Context-parallel ranks hold
+            shards of the same weights, so they are part of it.
+        data: data-parallel ranks, which read different rows.
+        loss: the ranks whose loss sums add up: data- and context-parallel ones.
+        data_rank: this process's number among the data-parallel ranks.
+    """
+
+    tensor: DeviceMesh | None = None
+    context: DeviceMesh | None = None
+    sharding: DeviceMesh | None = None
+    data: ProcessGroup | None = None
+    loss: ProcessGroup | None = None
+    data_rank: int = 0
 
 
 def default_device() -> torch.device:
@@ -17,30 +45,78 @@ def default_device() -> torch.device:
     )
 
 
-def build_mesh(parallel: ParallelSection, device: torch.device) -> DeviceMesh | None:
-    """Return the data-parallel mesh, or None for one process.
+def build_layout(recipe: Recipe, device: torch.device) -> Layout:
+    """Return the layout of this process's run.
 
     Args:
-        parallel: sizes of the axes.
+        recipe: its ``parallel`` section gives the sizes of the axes.
         device: its type names the mesh's devices.
 
     Raises:
-        ConfigurationError: the sizes do not multiply to the number of processes, or name an axis that training
-            does not run yet.
+        ConfigurationError: the sizes do not multiply to the number of processes, or do not divide the model.
     """
-    world = world_size()
-    if parallel.devices != world:
-        raise ConfigurationError(
-            f"parallel asks for {parallel.devices} devices and {world} run; start {parallel.devices} processes with "
-            "torchrun --nproc-per-node or change the sizes in [parallel]."
-        )
-    if parallel.cp * parallel.tp * parallel.pp > 1:
-        raise ConfigurationError(
-            f"parallel.cp {parallel.cp}, parallel.tp {parallel.tp} and parallel.pp {parallel.pp} can be planned but "
-            "not run by this version; set them to 1 and use parallel.dp_shard."
-        )
-    if world == 1:
-        return None
-    return init_device_mesh(
-        device.type, (parallel.dp_replicate, parallel.dp_shard), mesh_dim_names=("dp_replicate", "dp_shard")
+    parallel = recipe.parallel
+    refuse_misfit(recipe, world_size())
+    if world_size() == 1:
+        return Layout()
+    sizes = tuple(getattr(parallel, axis) for axis in AXES)
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
+    data = mesh["dp_replicate", "dp_shard"]._flatten("data")
+    loss = mesh["dp_replicate", "dp_shard", "cp"]._flatten("loss")
+    return Layout(
+        tensor=mesh["tp"] if parallel.tp > 1 else None,
+        context=mesh["cp"] if parallel.cp > 1 else None,
+        sharding=_sharding(mesh) if loss.size() > 1 else None,
+        data=data.get_group() if data.size() > 1 else None,
+        loss=loss.get_group() if loss.size() > 1 else None,
+        data_rank=data.get_local_rank(),
     )
+
+
+def _sharding(mesh: DeviceMesh) -> DeviceMesh:
+    shards = mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
+    return mesh["dp_replicate", "dp_shard_cp"] if mesh["dp_replicate"].size() > 1 else shards
+
+
+def refuse_misfit(recipe: Recipe, devices: int) -> None:
+    """Refuse a layout that does not fit the processes, the model or the rows.
+
+    Args:
+        recipe: the effective recipe.
+        devices: number of processes.
+
+    Raises:
+        ConfigurationError: names both numbers and the remedy.
+    """
+    parallel = recipe.parallel
+    if parallel.pp > 1:
+        raise ConfigurationError(
+            f"parallel.pp {parallel.pp} can be planned but not run by this version; set it to 1 and use "
+            "parallel.dp_shard, tp or cp."
+        )
+    if parallel.devices != devices:
+        raise ConfigurationError(
+            f"parallel asks for {parallel.devices} devices and {devices} run; start {parallel.devices} processes "
+            "with torchrun --nproc-per-node or change the sizes in [parallel]."
+        )
+    _refuse_model_misfit(recipe.model.architecture(), parallel.tp, parallel.cp)
+    stretch = parallel.tp * parallel.cp
+    if recipe.data.sequence_length % stretch:
+        raise ConfigurationError(
+            f"data.sequence_length {recipe.data.sequence_length} does not divide over parallel.tp {parallel.tp} times "
+            f"parallel.cp {parallel.cp}; use a multiple of {stretch}."
+        )
+
+
+def _refuse_model_misfit(model: ModelConfig, tp: int, cp: int) -> None:
+    for name, size in (("num_heads", model.num_heads), ("num_kv_heads", model.num_kv_heads)):
+        if size % (tp * cp):
+            raise ConfigurationError(
+                f"model.{name} {size} does not divide over parallel.tp {tp} times parallel.cp {cp}; use sizes whose "
+                f"product divides {size}."
+            )
+    for name, size in (("intermediate_size", model.intermediate_size), ("vocab_size", model.vocab_size)):
+        if size % tp:
+            raise ConfigurationError(
+                f"model.{name} {size} does not divide over parallel.tp {tp}; use a multiple of {tp}."
+            )

@@ -13,11 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from zgcm_data import Batch
-from zgcm_model import Decoder, chunked_lm_terms
+from zgcm_model import Decoder
+from zgcm_model.parallel import shard_sequence
 from zgcm_optim import clip_grad_norm_
 
 CPU = torch.device("cpu")
@@ -32,12 +34,16 @@ class StepSettings:
         clip_norm: global gradient norm that is allowed; 0 turns clipping off.
         isolate_documents: attention stops at document boundaries.
         device: where the model is.
+        group: the ranks whose losses add up: data- and context-parallel ones; None for one.
+        context: the context-parallel axis; this rank computes its stretch of every row.
     """
 
     compute: torch.dtype = torch.float32
     clip_norm: float = 1.0
     isolate_documents: bool = False
     device: torch.device = CPU
+    group: ProcessGroup | None = None
+    context: DeviceMesh | None = None
 
 
 @dataclass(frozen=True)
@@ -57,28 +63,34 @@ class StepResult:
     applied: bool
 
 
-def loss_terms(decoder: Decoder, batch: Batch, settings: StepSettings) -> tuple[Tensor, Tensor]:
-    """Return the loss sum and the number of loss tokens of one micro-batch.
+def loss_terms(decoder: Decoder, batch: Batch, settings: StepSettings) -> Tensor:
+    """Return the loss sum of one micro-batch, over this rank's stretch of every row.
 
     Args:
         decoder: the model.
-        batch: tokens ``[B, T+1]``; inputs and targets are its two shifted views, the only shift there is.
+        batch: tokens ``[B, T+1]``; inputs and targets are its two shifted views, the only shift there is. They are
+            shifted before they are cut into stretches, so no target is lost at a cut.
         settings: how to compute.
     """
     tokens = batch.tokens.to(settings.device, non_blocking=True)
-    mask = batch.loss_mask.to(settings.device, non_blocking=True)
-    documents = batch.document_ids.to(settings.device) if settings.isolate_documents else None
+    inputs, targets = cut(tokens[:, :-1], settings), cut(tokens[:, 1:], settings)
+    mask = cut(batch.loss_mask.to(settings.device, non_blocking=True), settings)
+    documents = cut(batch.document_ids.to(settings.device), settings) if settings.isolate_documents else None
     with _autocast(settings):
-        hidden = decoder(tokens[:, :-1], document_ids=documents)
-        return chunked_lm_terms(hidden, decoder.lm_head.weight, tokens[:, 1:], mask)
+        hidden = decoder(inputs, document_ids=documents)
+        loss_sum, _ = decoder.lm_terms(hidden, targets, mask)
+    return loss_sum
 
 
-def count_loss_tokens(batches: Sequence[Batch], group: ProcessGroup | None) -> int:
-    """Return the number of loss tokens of an update over all its micro-batches and ranks of ``group``."""
-    count = torch.stack([batch.loss_mask.sum(dtype=torch.int64) for batch in batches]).sum()
-    if group is not None:
-        dist.all_reduce(count, group=group)
-    return int(count)
+def cut(x: Tensor, settings: StepSettings) -> Tensor:
+    """Return this rank's stretch of whole rows ``[B, T]``."""
+    return x if settings.context is None else shard_sequence(x, settings.context)
+
+
+def count_loss_tokens(batches: Sequence[Batch], settings: StepSettings) -> int:
+    """Return the number of loss tokens of an update, over all its micro-batches and replicas."""
+    masks = [cut(batch.loss_mask, settings).sum(dtype=torch.int64) for batch in batches]
+    return int(_summed(torch.stack(masks).sum(), settings))
 
 
 def accumulate_gradients(
@@ -86,7 +98,6 @@ def accumulate_gradients(
     batches: Sequence[Batch],
     loss_tokens: int,
     settings: StepSettings,
-    group: ProcessGroup | None,
 ) -> float:
     """Add the gradient of the update's loss to the parameters and return the global loss sum.
 
@@ -95,18 +106,15 @@ def accumulate_gradients(
         batches: the micro-batches of this rank.
         loss_tokens: from ``count_loss_tokens``; 0 gives zero gradients.
         settings: how to compute.
-        group: the data-parallel ranks, or None for one process.
     """
     total = torch.zeros((), dtype=torch.float64)
     for index, batch in enumerate(batches):
         _reduce_gradients_now(decoder, index == len(batches) - 1)
-        loss_sum, _ = loss_terms(decoder, batch, settings)
+        loss_sum = loss_terms(decoder, batch, settings)
         # Divided by the global count, not the local one: means of unequal parts must not be averaged.
         (loss_sum / max(loss_tokens, 1)).backward()
         total += loss_sum.detach().double().cpu()
-    if group is not None:
-        dist.all_reduce(total, group=group)
-    return float(total)
+    return float(_summed(total, settings))
 
 
 def apply_update(optimizer: Optimizer, clip_norm: float, loss_sum: float) -> tuple[float, bool]:
@@ -134,7 +142,6 @@ def train_step(
     optimizer: Optimizer,
     batches: Sequence[Batch],
     settings: StepSettings,
-    group: ProcessGroup | None = None,
 ) -> StepResult:
     """Make one optimizer update from the micro-batches of this rank.
 
@@ -143,15 +150,21 @@ def train_step(
         optimizer: its learning rate is already set.
         batches: the micro-batches of this rank.
         settings: how to compute.
-        group: the data-parallel ranks, or None for one process.
 
     Returns:
         What the update did.
     """
-    loss_tokens = count_loss_tokens(batches, group)
-    loss_sum = accumulate_gradients(decoder, batches, loss_tokens, settings, group)
+    loss_tokens = count_loss_tokens(batches, settings)
+    loss_sum = accumulate_gradients(decoder, batches, loss_tokens, settings)
     norm, applied = apply_update(optimizer, settings.clip_norm, loss_sum)
     return StepResult(loss_sum, loss_tokens, norm, applied)
+
+
+def _summed(value: Tensor, settings: StepSettings) -> Tensor:
+    if settings.group is not None:
+        value = value.to(settings.device)
+        dist.all_reduce(value, group=settings.group)
+    return value
 
 
 def _reduce_gradients_now(decoder: Decoder, last: bool) -> None:

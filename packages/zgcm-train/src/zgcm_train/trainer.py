@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from zgcm_data import Batch, Loader
@@ -18,6 +17,7 @@ from zgcm_train.checkpoint import Progress, save_checkpoint
 from zgcm_train.checkpoint.progress import Identity
 from zgcm_train.config import Recipe
 from zgcm_train.errors import DivergedError, InterruptedRunError
+from zgcm_train.mesh import Layout
 from zgcm_train.processes import any_process
 from zgcm_train.step import StepResult, StepSettings, train_step
 
@@ -36,7 +36,7 @@ class Parts:
         progress: where the run stands; the trainer advances it.
         identity: what the run is.
         folder: the run folder.
-        group: data-parallel ranks, or None for one process.
+        layout: how the run is spread over processes.
     """
 
     recipe: Recipe
@@ -48,7 +48,7 @@ class Parts:
     progress: Progress
     identity: Identity
     folder: Path
-    group: ProcessGroup | None = None
+    layout: Layout
 
 
 class Hook:
@@ -139,7 +139,7 @@ class Trainer:
             group["lr"] = self.learning_rate
         micro_batches = list(itertools.islice(batches, parts.loader.accumulation))
         self._tell(lambda hook: hook.batches_read(self, micro_batches))
-        result = train_step(parts.decoder, parts.optimizer, micro_batches, parts.settings, parts.group)
+        result = train_step(parts.decoder, parts.optimizer, micro_batches, parts.settings)
         self._count(result)
         self.stopping = any_process(self.stop_requested)
         self._tell(lambda hook: hook.step_end(self, result))

@@ -6,6 +6,7 @@ from typing import Any
 from zgcm_eval import HeldoutOptions, HeldoutSet, evaluate_heldout, load_heldout
 from zgcm_eval.adapters.zgcm import ZgcmLanguageModel
 from zgcm_train.files import append_json_line, read_json_lines
+from zgcm_train.gathered import GatheredDecoder
 from zgcm_train.processes import is_main, of_main
 from zgcm_train.step import StepResult
 from zgcm_train.trainer import Hook, Trainer
@@ -48,9 +49,10 @@ class EvaluationHook(Hook):
         if of_main(is_recorded(path, progress.step, event)):
             return
         recipe = trainer.parts.recipe
-        model = ZgcmLanguageModel(trainer.parts.decoder, self.tokenizer)
+        layout = trainer.parts.layout
+        model = ZgcmLanguageModel(GatheredDecoder(trainer.parts.decoder, layout), self.tokenizer)
         options = HeldoutOptions(context=recipe.data.sequence_length)
-        report = evaluate_heldout(model, self.sets, options, group=trainer.parts.group)
+        report = evaluate_heldout(model, self.sets, options, group=layout.data)
         record = {
             "kind": "eval",
             "event": event,

@@ -31,7 +31,10 @@ class LedgerHook(Hook):
         if is_main():
             Ledger.rewind(path, progress.step)
         self._ledger = Ledger(
-            path if is_main() else None, stage=stage, manifest=parts.loader.shards.manifest, group=parts.group
+            path if is_main() else None,
+            stage=stage,
+            manifest=parts.loader.shards.manifest,
+            group=parts.layout.data,
         )
         if progress.stage > 0 and progress.next_row == 0:
             book_switch(self._ledger, trainer)

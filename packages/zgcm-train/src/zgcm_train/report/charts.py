@@ -49,9 +49,10 @@ class Chart:
     narrow: str
 
 
-def render(title: str, draw: Draw) -> Chart:
-    """Draw one chart in both widths."""
-    return Chart(title, _svg(draw, WIDE), _svg(draw, NARROW))
+def render(title: str, draw: Draw, bars: int = 0) -> Chart:
+    """Draw one chart in both widths; ``bars`` lying bars get the height that they need."""
+    wide, narrow = (size if not bars else (size[0], 0.9 + 0.27 * bars) for size in (WIDE, NARROW))
+    return Chart(title, _svg(draw, wide), _svg(draw, narrow))
 
 
 def loss_chart(train: Sequence[dict[str, Any]]) -> Draw:
@@ -107,10 +108,10 @@ def domain_chart(evaluations: Sequence[dict[str, Any]], baseline: dict[str, floa
 
 
 def share_chart(rows: Sequence[dict[str, Any]]) -> Draw:
-    """Return a drawing of nominal against observed share per stage and source."""
+    """Return a drawing of nominal against observed share per source of one stage."""
 
     def draw(axes: Axes) -> None:
-        labels = [f"{row['source']} ({row['stage']})" for row in rows]
+        labels = [row["source"] for row in rows]
         places = range(len(rows))
         axes.barh(
             [p - 0.2 for p in places],
@@ -126,11 +127,11 @@ def share_chart(rows: Sequence[dict[str, Any]]) -> Draw:
             color=_colour(0),
             label="observed",
         )
-        axes.set_yticks(places, labels, fontsize=8)
+        axes.set_yticks(places, labels, fontsize=9)
         axes.invert_yaxis()
         axes.set_xlabel("share of the stage's tokens (%)")
         axes.grid(axis="y", visible=False)
-        axes.legend()
+        axes.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
     return draw
 

@@ -117,7 +117,7 @@ def _domain_row(records: RunRecords, name: str) -> list[str]:
 
 
 def _ledger(records: RunRecords) -> str:
-    chart = charts.render("Nominal and observed share of each source", charts.share_chart(records.sources))
+    figures = "".join(_shares(records, stage) for stage in charts.stages_of(records.train))
     heads = [
         "stage",
         "source",
@@ -144,7 +144,15 @@ def _ledger(records: RunRecords) -> str:
         for s in records.sources
     ]
     note = "Nominal is the share that the data recipe asked for; observed is what the updates really read."
-    return _section("Token ledger", _figure(chart) + _table(heads, rows, text=3) + _switches(records), note)
+    return _section("Token ledger", figures + _table(heads, rows, text=3) + _switches(records), note)
+
+
+def _shares(records: RunRecords, stage: str) -> str:
+    rows = [row for row in records.sources if row["stage"] == stage]
+    chart = charts.render(
+        f"Nominal and observed share of each source in stage {stage}", charts.share_chart(rows), len(rows)
+    )
+    return f"<h3>Stage {html.escape(stage)}</h3>{_figure(chart)}"
 
 
 def _switches(records: RunRecords) -> str:
@@ -203,7 +211,9 @@ def _data(records: RunRecords) -> str:
         ["held out", f"{frozen:,}", f"{heldout['excluded_near']:,} near duplicates of them left training"],
         ["for training", f"{funnel['tokenize']['documents']:,}", f"{funnel['tokenize']['tokens']:,} tokens"],
     ]
-    return _section("Data, step by step", _table(["step", "documents", "note"], rows, text=1))
+    return _section(
+        "Data, step by step", _table(["step", "documents", "bytes, tokens and reasons"], rows, text=1)
+    )
 
 
 def _settings(records: RunRecords) -> str:
