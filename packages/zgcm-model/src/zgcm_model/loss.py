@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-DEFAULT_CHUNK = 1024
+DEFAULT_CHUNK = 512
 """Tokens whose logits exist at the same time."""
 
 

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from zgcm_model.kernels.banded import BandedKernel
+from zgcm_model.kernels.flash import FlashKernel
+from zgcm_model.kernels.flex import FlexKernel
 from zgcm_model.kernels.protocol import AttentionKernel, Documents
 from zgcm_model.kernels.reference import ReferenceKernel
+from zgcm_model.kernels.transformer_engine import TransformerEngineKernel
 
 _LOG = logging.getLogger("zgcm_model")
 
@@ -38,6 +41,9 @@ KERNELS: dict[str, Callable[[], AttentionKernel]] = {
     "auto": AutoKernel,
     "reference": ReferenceKernel,
     "banded": BandedKernel,
+    "flex": FlexKernel,
+    "flash": FlashKernel,
+    "transformer_engine": TransformerEngineKernel,
 }
 """Constructors by name."""
 
@@ -49,9 +55,9 @@ def choose_kernel(device: torch.device) -> str:
         device: where the queries live.
 
     Returns:
-        ``banded`` for every device.
+        ``flex`` on a GPU, ``banded`` elsewhere.
     """
-    return "banded"
+    return "flex" if device.type == "cuda" else "banded"
 
 
 def make_kernel(kernel: "str | AttentionKernel") -> AttentionKernel:
