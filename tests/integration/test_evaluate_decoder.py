@@ -2,12 +2,17 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from zgcm_eval import HeldoutDocument, HeldoutOptions, HeldoutSet, evaluate_heldout
 from zgcm_eval.adapters.specification import load_model
 from zgcm_eval.adapters.zgcm import ZgcmLanguageModel
 from zgcm_model import Decoder, ModelConfig, initialize, save_pretrained
+from zgcm_model.parallel import apply_tensor_parallel
+from zgcm_testing import run_ranks
 
 END = "<|endoftext|>"
 
@@ -107,3 +112,36 @@ def test_evaluation_in_the_middle_of_training_changes_nothing(decoder, tokenizer
         return found
 
     assert losses(evaluate=True) == losses(evaluate=False)
+
+
+def assert_same(report, expected):
+    for one, other in zip(report.total.documents, expected.total.documents, strict=True):
+        assert (one.id, one.tokens) == (other.id, other.tokens)
+        assert one.nats / one.tokens == pytest.approx(other.nats / other.tokens, abs=1e-5)
+
+
+def test_e6_a_fully_sharded_decoder_measures_the_same(decoder, tokenizer, sets):
+    options = HeldoutOptions(context=40, tokens_per_batch=100)
+    expected = evaluate_heldout(ZgcmLanguageModel(decoder, tokenizer), sets, options)
+
+    def on_rank(rank, world):
+        for block in decoder.blocks():
+            fully_shard(block)
+        fully_shard(decoder)
+        model = ZgcmLanguageModel(decoder, tokenizer)
+        return [evaluate_heldout(model, sets, options, group=dist.group.WORLD) for _ in range(2)]
+
+    for reports in run_ranks(on_rank, 2):
+        for report in reports:
+            assert_same(report, expected)
+
+
+def test_e6_a_tensor_parallel_decoder_measures_the_same(decoder, tokenizer, sets):
+    expected = evaluate_heldout(ZgcmLanguageModel(decoder, tokenizer), sets)
+
+    def on_rank(rank, world):
+        apply_tensor_parallel(decoder, init_device_mesh("cpu", (world,)))
+        return evaluate_heldout(ZgcmLanguageModel(decoder, tokenizer, length_multiple=world), sets)
+
+    for report in run_ranks(on_rank, 2):
+        assert_same(report, expected)

@@ -42,6 +42,15 @@ def test_scores_equal_the_full_log_softmax(decoder, chunk):
     assert torch.equal(scores.greedy, logits.argmax(-1) == token_ids[:, 1:])
 
 
+def test_inputs_are_padded_to_a_multiple_and_the_padding_is_not_scored(decoder, model):
+    widths = []
+    decoder.register_forward_pre_hook(lambda module, args: widths.append(args[0].shape[1]))
+    padded = ZgcmLanguageModel(decoder, ByteTokenizer(), length_multiple=8)
+    token_ids = torch.randint(0, 257, (3, 20), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(padded.log_probabilities(token_ids), model.log_probabilities(token_ids))
+    assert widths == [24, 19]
+
+
 def test_evaluation_leaves_no_trace_in_training(decoder, model, heldout_sets):
     decoder.train()
     decoder.mixing.eval()

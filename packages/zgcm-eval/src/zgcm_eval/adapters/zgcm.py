@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from zgcm_eval.adapters.scoring import (
     evaluation_mode,
@@ -38,6 +39,8 @@ class ZgcmLanguageModel:
         eos_id: the end-of-document id; None asks the tokenizer for it.
         max_length: longest input in tokens; None takes the decoder's ``config.max_positions``.
         chunk: positions whose logits are held at once.
+        length_multiple: inputs are padded at the right to a multiple of this; a decoder with sequence
+            parallelism needs the number of its tensor-parallel ranks.
 
     Raises:
         FileNotFoundError: there is no such tokenizer file.
@@ -53,6 +56,7 @@ class ZgcmLanguageModel:
         eos_id: int | None = None,
         max_length: int | None = None,
         chunk: int = 512,
+        length_multiple: int = 1,
     ) -> None:
         # Any: torch types every attribute of a module as Tensor | Module.
         self._decoder: Any = decoder
@@ -62,6 +66,7 @@ class ZgcmLanguageModel:
         self._prefix_id = _end_of_document_id(tokenizer) if eos_id is None else eos_id
         self._max_length = _longest_input(decoder) if max_length is None else max_length
         self._chunk = chunk
+        self._length_multiple = length_multiple
 
     @property
     def prefix_id(self) -> int:
@@ -111,7 +116,10 @@ class ZgcmLanguageModel:
 
     def _chunks(self, token_ids: Int[Tensor, "B T"]) -> Iterator[tuple[Tensor, Tensor]]:
         token_ids = token_ids.to(self.device)
-        hidden = self._decoder(token_ids[:, :-1])
+        inputs = token_ids[:, :-1]
+        padding = -inputs.shape[1] % self._length_multiple
+        padded = functional.pad(inputs, (0, padding), value=self._prefix_id)
+        hidden = self._decoder(padded)[:, : inputs.shape[1]]
         return logits_in_chunks(hidden, self._head_weight(), token_ids[:, 1:], self._chunk)
 
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
