@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zgcm_data.prepare.heldout import hold_out
+from zgcm_data.prepare.heldout import decontaminate, hold_out
 from zgcm_data.prepare.ingest import clean, deduplicate, ingest
 from zgcm_data.prepare.pack import pack_stage, unigram_baseline
 from zgcm_data.prepare.stages import order_stage_1, order_stage_2, score
@@ -20,6 +20,7 @@ STEPS = (
     "read",
     "clean",
     "dedup",
+    "decontaminate",
     "heldout",
     "tokenizer",
     "score",
@@ -106,7 +107,8 @@ def run_until(steps: Steps, recipe: BuildRecipe, last: str = STEPS[-1]) -> dict[
         "read": lambda: ingest(steps, recipe),
         "clean": lambda: clean(steps, recipe, done["read"]),
         "dedup": lambda: deduplicate(steps, recipe, done["clean"]),
-        "heldout": lambda: hold_out(steps, recipe, done["dedup"]),
+        "decontaminate": lambda: decontaminate(steps, recipe, done["dedup"]),
+        "heldout": lambda: hold_out(steps, recipe, done["decontaminate"]),
         "tokenizer": lambda: make_tokenizer(steps, recipe, done["heldout"]),
         "score": lambda: score(steps, done["heldout"]),
         "tokenize": lambda: tokenize(steps, recipe, done["heldout"], done["tokenizer"]),
@@ -145,12 +147,15 @@ def summarize(recipe: BuildRecipe, done: dict[str, dict[str, Any]]) -> dict[str,
     settings["input"]["path"] = Path(recipe.input.path).name
     for dataset in settings["input"]["datasets"].values():
         dataset["path"] = Path(dataset["path"]).name
+    settings["decontaminate"]["paths"] = [Path(path).name for path in recipe.decontaminate.paths]
     settings["tokenizer"]["path"] = Path(recipe.tokenizer.path).name
     plain = {name: without_key(result) for name, result in done.items()}
     return {
         "format": FORMAT,
         "recipe": settings,
-        "funnel": {name: plain[name] for name in ("read", "clean", "dedup", "heldout", "tokenize")},
+        "funnel": {
+            name: plain[name] for name in ("read", "clean", "dedup", "decontaminate", "heldout", "tokenize")
+        },
         "score": plain["score"],
         "stages": {"stage1": plain["order-1"], "stage2": plain["order-2"]},
         "unigram": plain["unigram"],

@@ -118,6 +118,23 @@ class DedupRecipe:
 
 
 @dataclass(frozen=True)
+class DecontaminateRecipe:
+    """Evaluation texts that training must not hold.
+
+    Args:
+        paths: JSONL, Parquet or text files, or folders of them.
+        text_fields: Fields that are joined where a text has no ``text`` field.
+        ngram: Words in an n-gram.
+        min_shared: Different n-grams, shared with one evaluation text, from which a document goes.
+    """
+
+    paths: list[str] = field(default_factory=list)
+    text_fields: list[str] = field(default_factory=list)
+    ngram: int = 13
+    min_shared: int = 1
+
+
+@dataclass(frozen=True)
 class HeldoutRecipe:
     """The frozen validation sets, one per domain (a domain is a category).
 
@@ -202,6 +219,7 @@ class BuildRecipe:
     input: InputRecipe = field(default_factory=InputRecipe)
     clean: CleanRecipe = field(default_factory=CleanRecipe)
     dedup: DedupRecipe = field(default_factory=DedupRecipe)
+    decontaminate: DecontaminateRecipe = field(default_factory=DecontaminateRecipe)
     heldout: HeldoutRecipe = field(default_factory=HeldoutRecipe)
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     curriculum: CurriculumRecipe = field(default_factory=CurriculumRecipe)
@@ -269,6 +287,8 @@ def check_recipe(recipe: BuildRecipe) -> None:
         "dedup.bands": recipe.dedup.bands,
         "dedup.rows": recipe.dedup.rows,
         "dedup.ngram": recipe.dedup.ngram,
+        "decontaminate.ngram": recipe.decontaminate.ngram,
+        "decontaminate.min_shared": recipe.decontaminate.min_shared,
         "heldout.bytes": recipe.heldout.bytes,
         "tokenizer.sample_bytes": recipe.tokenizer.sample_bytes,
     }

@@ -320,3 +320,26 @@ def test_several_datasets_with_fields_and_profiles_of_their_own(
     assert result.report["funnel"]["clean"]["reasons"]["lock_file"] == 1
     assert result.report["funnel"]["read"]["datasets"]["programs"]["documents"] == 81
     assert result.digest == built.digest
+
+
+def test_documents_that_hold_an_evaluation_passage_leave_and_name_it(
+    tmp_path: Path, documents: Documents, write_corpus: Write, make_recipe: Recipe
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus.jsonl", documents)
+    stolen = documents[3]["text"].split()
+    evaluation = [
+        {"id": "exam-1", "question": "Tell us: " + " ".join(stolen[20:40]).upper(), "answer": "yes"},
+        {
+            "id": "exam-2",
+            "question": "Nothing that the corpus holds stands anywhere in this long question at all",
+        },
+        {"id": "exam-3", "question": "too short"},
+    ]
+    exam = write_corpus(tmp_path / "exam.jsonl", evaluation)
+    settings = {"paths": [str(exam)], "text_fields": ["question", "answer"]}
+    result = build(make_recipe(corpus, decontaminate=settings), tmp_path / "out")
+    assert result.report["funnel"]["decontaminate"] == {"texts": 3, "too_short": 1, "documents": 1}
+    found = engine.rows(engine.read(tmp_path / "out" / "work" / "contaminated"))
+    assert [(row["id"], row["match"]) for row in found] == [(documents[3]["id"], "exam-1")]
+    assert found[0]["shared"] >= 8 - 1
+    assert documents[3]["id"] not in engine.read(tmp_path / "out" / "work" / "pool").to_pydict()["id"]

@@ -11,6 +11,7 @@ import pytest
 from zgcm_data import engine
 from zgcm_data.clean import content_key, normalize
 from zgcm_data.dedup import connected_components, decide_duplicates, exclude, signature_frame
+from zgcm_data.dedup.contamination import contaminated, passage_index
 from zgcm_data.dedup.signatures import band_keys
 from zgcm_data.recipe import DedupRecipe
 
@@ -175,3 +176,22 @@ def test_exclude_finds_exact_and_near_matches_and_names_them() -> None:
         "half": ("near", "held"),
     }
     assert 0.5 <= found["half"]["similarity"] < 0.9
+
+
+def test_passages_are_matched_by_words_and_by_characters_where_there_are_no_spaces() -> None:
+    chinese = "今天的天气非常好我们一起去公园散步看花"
+    index = passage_index({"zh": chinese, "five": "one two three four five", "no": "one two"}, 13)
+    assert index.too_short == 1
+    frame_ = engine.daft().from_pydict(
+        {
+            "id": ["a", "b", "c", "d"],
+            "text": [
+                f"前面{chinese}后面",
+                chinese[:12],
+                "zero, One -- two three, FOUR five six",
+                "two three four five",
+            ],
+        }
+    )
+    found = {row["id"]: (row["match"], row["shared"]) for row in engine.rows(contaminated(frame_, index, 1))}
+    assert found == {"a": ("zh", len(chinese) - 12), "c": ("five", 1)}

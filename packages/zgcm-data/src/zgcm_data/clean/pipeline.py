@@ -87,12 +87,10 @@ def category(record: Record, recipe: CleanRecipe) -> None:
 
 def quality(record: Record, recipe: CleanRecipe) -> None:
     """Judge a document by the scores that came with it."""
-    limits = next(
-        (recipe.quality[key] for key in (record.source, record.category, "default") if key in recipe.quality),
-        None,
-    )
-    if limits is None:
+    keys = [key for key in (record.source, record.category, "default") if key in recipe.quality]
+    if not keys:
         return
+    limits = recipe.quality[keys[0]]
     score = number(record.metadata.get(limits.score))
     if score is None:
         if limits.require_score:

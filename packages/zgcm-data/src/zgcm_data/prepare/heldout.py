@@ -1,4 +1,4 @@
-"""The frozen validation sets: chosen by keyed hash, written once, and removed from training for good."""
+"""What training must not hold: passages of evaluation texts, and the frozen validation sets."""
 
 import hashlib
 import json
@@ -8,15 +8,58 @@ from typing import Any
 
 from zgcm_data import engine
 from zgcm_data.dedup import exclude
-from zgcm_data.prepare.ingest import trainable
+from zgcm_data.dedup.contamination import contaminated, passage_index
+from zgcm_data.prepare.ingest import content_of, trainable
 from zgcm_data.prepare.steps import Steps, digest, write_bytes, write_json
-from zgcm_data.recipe import BuildRecipe, HeldoutRecipe
+from zgcm_data.recipe import BuildRecipe, DecontaminateRecipe, HeldoutRecipe
 from zgcm_data.records import CorpusError
+from zgcm_data.sources.files import ReadOptions, ReadReport, read_records
 
 FORMAT = "zgcm-heldout/1"
 
 
-def hold_out(steps: Steps, recipe: BuildRecipe, dedup: dict[str, Any]) -> dict[str, Any]:
+def decontaminate(steps: Steps, recipe: BuildRecipe, dedup: dict[str, Any]) -> dict[str, Any]:
+    """List the documents that hold passages of evaluation texts, in ``work/contaminated``.
+
+    Args:
+        steps: The step runner.
+        recipe: The recipe.
+        dedup: Result of deduplication.
+
+    Returns:
+        Numbers of evaluation texts and of contaminated documents.
+    """
+    target, wish = steps.work / "contaminated", recipe.decontaminate
+
+    def work(tell: Any) -> dict[str, Any]:
+        texts = evaluation_texts(wish)
+        index = passage_index(texts, wish.ngram)
+        documents = trainable(steps, recipe).join(survivors(steps), on="id", how="semi")
+        if not texts:  # nothing to look for, so no text needs to be read
+            documents = documents.limit(0)
+        engine.write(contaminated(documents, index, wish.min_shared).sort("id"), target)
+        count = engine.read(target).count_rows()
+        return {"texts": len(texts), "too_short": index.too_short, "documents": count}
+
+    files = [content_of(Path(path)) for path in wish.paths]
+    inputs = {"dedup": dedup["key"], "files": files, "settings": asdict(wish) | {"paths": []}}
+    return steps.run("decontaminate", inputs, [target], work)
+
+
+def evaluation_texts(wish: DecontaminateRecipe) -> dict[str, str]:
+    """Read the evaluation texts by id."""
+    options = ReadOptions(text_fields=tuple(wish.text_fields))
+    seen: dict[str, str] = {}
+    found = (read_records(Path(path), options, ReadReport(), seen) for path in wish.paths)
+    return {record.id: record.text for records in found for record in records}
+
+
+def survivors(steps: Steps) -> Any:
+    """Return the ids that deduplication keeps."""
+    return engine.read(steps.work / "duplicates").where(engine.daft().col("kind") == "").select("id")
+
+
+def hold_out(steps: Steps, recipe: BuildRecipe, clean_of: dict[str, Any]) -> dict[str, Any]:
     """Freeze a validation set per domain and list what training must do without because of it.
 
     Writes ``heldout/``, ``work/excluded`` (training documents that nearly hold a held-out one) and
@@ -25,16 +68,15 @@ def hold_out(steps: Steps, recipe: BuildRecipe, dedup: dict[str, Any]) -> dict[s
     Args:
         steps: The step runner.
         recipe: The recipe.
-        dedup: Result of deduplication.
+        clean_of: Result of decontamination.
 
     Returns:
         Domains, digest and the number of documents left out.
     """
     folder, excluded, pool = steps.out / "heldout", steps.work / "excluded", steps.work / "pool"
-    column = engine.daft().col
 
     def work(tell: Any) -> dict[str, Any]:
-        kept = engine.read(steps.work / "duplicates").where(column("kind") == "").select("id")
+        kept = survivors(steps).join(engine.read(steps.work / "contaminated"), on="id", how="anti")
         documents = (
             trainable(steps, recipe).select("id", "source", "category", "bytes").join(kept, on="id").collect()
         )
@@ -55,7 +97,7 @@ def hold_out(steps: Steps, recipe: BuildRecipe, dedup: dict[str, Any]) -> dict[s
             "pool": engine.read(pool).count_rows(),
         }
 
-    inputs = {"dedup": dedup["key"], "heldout": asdict(recipe.heldout)}
+    inputs = {"decontaminate": clean_of["key"], "heldout": asdict(recipe.heldout)}
     return steps.run("heldout", inputs, [folder, excluded, pool], work)
 
 

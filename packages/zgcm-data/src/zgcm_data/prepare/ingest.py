@@ -72,10 +72,9 @@ def inputs_of(steps: Steps, recipe: BuildRecipe) -> dict[str, tuple[Path | str, 
 def options_of(dataset: DatasetRecipe, skip: bool, source: str) -> ReadOptions:
     """Join what a recipe and the profile it names say about a data set; the recipe comes first."""
     profile = find_profile(dataset.profile)
+    category = dataset.category or profile.category
     return ReadOptions(
-        category=check_category(dataset.category or profile.category, "input")
-        if dataset.category or profile.category
-        else "",
+        category=check_category(category, "input") if category else "",
         skip=skip,
         fields={**profile.fields, **dataset.fields},
         text_fields=tuple(dataset.text_fields) or profile.text_fields,
