@@ -4,6 +4,8 @@ Rules: shift once; the mask follows the target; select before the cross entropy;
 by the global count.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -71,11 +73,22 @@ def global_token_mean(sums: Tensor, counts: Tensor) -> Tensor:
     return sums.float().sum() / total
 
 
-class ChunkedLossOptions(NamedTuple):
-    """How the chunked loss is computed."""
+ChunkLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Maps the logits [n, V] and targets [n] of a chunk to its loss and to the gradient of the logits."""
+
+
+class HeadTerms(NamedTuple):
+    """How the loss is taken through the output head.
+
+    Attributes:
+        chunk: tokens whose logits exist at the same time.
+        chunk_loss: loss and gradient of a chunk.
+        join: sums the rows' gradient over the ranks that share the head; None when one has it all.
+    """
 
     chunk: int
-    z_loss: float
+    chunk_loss: ChunkLoss
+    join: Callable[[Tensor], Tensor] | None = None
 
 
 def chunked_lm_terms(
@@ -106,15 +119,15 @@ def chunked_lm_terms(
         ValueError: shapes differ, the mask holds anything but 0 and 1, ``chunk`` is below 1, ``z_loss`` is
             negative, or a counted target is outside the vocabulary.
     """
-    keep = check_terms(hidden, targets, loss_mask, ChunkedLossOptions(chunk, z_loss))
+    keep = check_terms(hidden, targets, loss_mask, z_loss)
     chosen, wanted = select_counted(hidden, targets, keep)
     check_targets(wanted, head_weight.shape[0])
-    total: Tensor = _ChunkedTerms.apply(chosen, head_weight, wanted, ChunkedLossOptions(chunk, z_loss))
-    return total, keep.sum()
+    terms = HeadTerms(chunk, partial(_chunk_loss, z_loss=z_loss))
+    return through_head(chosen, head_weight, wanted, terms), keep.sum()
 
 
 def check_terms(
-    hidden: Tensor, targets: Tensor, loss_mask: Tensor, options: ChunkedLossOptions
+    hidden: Tensor, targets: Tensor, loss_mask: Tensor, z_loss: float
 ) -> Bool[Tensor, "batch time"]:
     """Check the inputs of a chunked loss.
 
@@ -122,7 +135,7 @@ def check_terms(
         hidden: [B, T, D].
         targets: [B, T].
         loss_mask: [B, T].
-        options: chunk length and z-loss weight.
+        z_loss: weight of the squared log-partition.
 
     Returns:
         bool [B, T], True where the target counts.
@@ -132,11 +145,30 @@ def check_terms(
     """
     if hidden.shape[:2] != targets.shape:
         raise ValueError(f"hidden {list(hidden.shape)} and targets {list(targets.shape)} do not match")
-    if options.chunk < 1:
-        raise ValueError(f"chunk={options.chunk} cannot be used; set at least 1 token")
-    if options.z_loss < 0:
-        raise ValueError(f"z_loss={options.z_loss} cannot be used; set 0 or more")
+    if z_loss < 0:
+        raise ValueError(f"z_loss={z_loss} cannot be used; set 0 or more")
     return _counted(loss_mask, targets)
+
+
+def through_head(rows: Tensor, weight: Tensor, targets: Tensor, terms: HeadTerms) -> Float[Tensor, ""]:
+    """Sum the losses of rows, a chunk of logits at a time.
+
+    Args:
+        rows: [n, D], hidden states whose targets count.
+        weight: [V, D], the output head or this rank's rows of it.
+        targets: int64 [n].
+        terms: how.
+
+    Returns:
+        float32 loss sum.
+
+    Raises:
+        ValueError: the chunk is below 1.
+    """
+    if terms.chunk < 1:
+        raise ValueError(f"chunk={terms.chunk} cannot be used; set at least 1 token")
+    total: Tensor = _ThroughHead.apply(rows, weight, targets, terms)
+    return total
 
 
 def select_counted(hidden: Tensor, targets: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,72 +222,66 @@ def check_targets(targets: Tensor, vocab_size: int) -> None:
         )
 
 
-class _ChunkedTerms(torch.autograd.Function):
+class _ThroughHead(torch.autograd.Function):
     """Loss sum over rows; both gradients are accumulated while the logits of a chunk are at hand."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, targets: Tensor, options: ChunkedLossOptions
-    ) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, targets: Tensor, terms: HeadTerms) -> Tensor:
         need_rows, need_weight = ctx.needs_input_grad[:2]
-        compute = matmul_dtype(rows)
+        compute = _matmul_dtype(rows)
         total = torch.zeros((), dtype=torch.float32, device=rows.device)
+        grad_rows = torch.empty_like(rows, dtype=torch.float32 if terms.join else None) if need_rows else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
         with torch.autocast(rows.device.type, enabled=False):
             matrix = weight.to(compute)
-            grad_rows = torch.empty_like(rows) if need_rows else None
-            grad_weight = (
-                torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if need_weight else None
-            )
-            for start in range(0, rows.shape[0], options.chunk):
-                part = slice(start, start + options.chunk)
+            for start in range(0, rows.shape[0], terms.chunk):
+                part = slice(start, start + terms.chunk)
                 chunk = rows[part].to(compute)
-                loss, score_grad = _chunk_loss(
-                    chunk @ matrix.T, targets[part], options.z_loss, need_rows or need_weight
-                )
+                loss, gradient = terms.chunk_loss(chunk @ matrix.T, targets[part])
                 total += loss
+                gradient = gradient.to(compute)
                 if grad_rows is not None:
-                    grad_rows[part] = score_grad.to(compute) @ matrix
+                    grad_rows[part] = gradient @ matrix
                 if grad_weight is not None:
-                    accumulate_product(grad_weight, score_grad.to(compute), chunk)
-        ctx.weight_dtype = weight.dtype
+                    _accumulate_product(grad_weight, gradient, chunk)
+        if grad_rows is not None and terms.join is not None:
+            grad_rows = terms.join(grad_rows)
+        ctx.dtypes = (rows.dtype, weight.dtype)
         ctx.save_for_backward(grad_rows, grad_weight)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
-        grad_rows, grad_weight = ctx.saved_tensors
-        scaled_rows = None if grad_rows is None else grad_rows * grads[0].to(grad_rows.dtype)
-        scaled_weight = None if grad_weight is None else (grad_weight * grads[0]).to(ctx.weight_dtype)
-        return scaled_rows, scaled_weight, None, None
+        # Scaled in float32: the factor is one over a token count, which bfloat16 would round.
+        scaled = [
+            None
+            if gradient is None
+            else (gradient.to(torch.promote_types(dtype, torch.float32)) * grads[0]).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return scaled[0], scaled[1], None, None
 
 
-def matmul_dtype(rows: Tensor) -> torch.dtype:
+def _matmul_dtype(rows: Tensor) -> torch.dtype:
     """Return the dtype in which products of the rows are computed: autocast's where it is on."""
     device = rows.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows.dtype
 
 
-def accumulate_product(total: Tensor, score_grad: Tensor, rows: Tensor) -> None:
-    """Add ``score_grad.T @ rows`` to a float32 total, in place."""
-    if score_grad.dtype == total.dtype:
-        total.addmm_(score_grad.T, rows)
+def _accumulate_product(total: Tensor, gradient: Tensor, rows: Tensor) -> None:
+    if gradient.dtype == total.dtype:
+        total.addmm_(gradient.T, rows)
     else:
-        total += score_grad.T @ rows
+        total += gradient.T @ rows
 
 
-def _chunk_loss(logits: Tensor, targets: Tensor, z_loss: float, with_grad: bool) -> tuple[Tensor, Tensor]:
+def _chunk_loss(logits: Tensor, targets: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
     """Return the loss of a chunk and, in the memory of its log-probabilities, the gradient of the logits."""
     log_probabilities = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     picked = log_probabilities.gather(1, targets.unsqueeze(1))
-    loss = -picked.sum()
-    log_partition = None
+    log_partition = logits.gather(1, targets.unsqueeze(1)).float() - picked
+    loss = -picked.sum() + z_loss * log_partition.square().sum()
+    gradient = log_probabilities.exp_()
     if z_loss:
-        log_partition = logits.gather(1, targets.unsqueeze(1)).float() - picked
-        loss = loss + z_loss * log_partition.square().sum()
-    if not with_grad:
-        return loss, log_probabilities
-    probabilities = log_probabilities.exp_()
-    if log_partition is not None:
-        probabilities *= 1 + 2 * z_loss * log_partition
-    probabilities.scatter_add_(1, targets.unsqueeze(1), torch.full_like(picked, -1.0))
-    return loss, probabilities
+        gradient *= 1 + 2 * z_loss * log_partition
+    return loss, gradient.scatter_add_(1, targets.unsqueeze(1), torch.full_like(picked, -1.0))

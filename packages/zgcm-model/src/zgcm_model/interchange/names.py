@@ -48,11 +48,11 @@ def published_name(name: str) -> str:
     """
     if name in _TOP:
         return _TOP[name]
-    match = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
-    for ours, theirs in _IN_LAYER.items() if match else ():
-        index, rest = match.groups()  # type: ignore[union-attr]
-        if rest.startswith(ours):
-            return f"model.layers.{index}.{theirs}{rest.removeprefix(ours)}"
+    if match := re.fullmatch(r"layers\.(\d+)\.(.+)", name):
+        index, rest = match.groups()
+        for ours, theirs in _IN_LAYER.items():
+            if rest.startswith(ours):
+                return f"model.layers.{index}.{theirs}{rest.removeprefix(ours)}"
     raise ValueError(f"parameter {name!r} has no published name; only the decoder's own can be written")
 
 

@@ -1,7 +1,7 @@
 """What every attention kernel promises, and the documents it must keep apart."""
 
 from collections.abc import Callable, Hashable
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 from torch import Tensor
 
@@ -39,7 +39,7 @@ class Documents:
         """
         if key not in self._derived:
             self._derived[key] = build()
-        return self._derived[key]  # type: ignore[return-value]
+        return cast(T, self._derived[key])
 
 
 @runtime_checkable

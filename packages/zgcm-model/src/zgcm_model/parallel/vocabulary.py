@@ -1,6 +1,7 @@
 """Embedding, head and loss with the vocabulary split over ranks; uneven and empty shares are fine."""
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -9,15 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from zgcm_model.loss import (
-    DEFAULT_CHUNK,
-    ChunkedLossOptions,
-    accumulate_product,
-    check_targets,
-    check_terms,
-    matmul_dtype,
-    select_counted,
-)
+from zgcm_model.loss import DEFAULT_CHUNK, HeadTerms, check_targets, check_terms, select_counted, through_head
 from zgcm_model.parallel.collectives import all_reduce, split_to_whole, whole_to_partial_input
 
 
@@ -121,54 +114,12 @@ def vocabulary_parallel_lm_terms(
     Raises:
         ValueError: as ``chunked_lm_terms`` says.
     """
-    options = ChunkedLossOptions(chunk, z_loss)
-    keep = check_terms(hidden, targets, loss_mask, options)
+    keep = check_terms(hidden, targets, loss_mask, z_loss)
     chosen, wanted = select_counted(hidden, targets, keep)
     check_targets(wanted, shard.total)
-    total: Tensor = _ParallelTerms.apply(chosen, local_weight, wanted, shard, options)
-    return total, keep.sum()
-
-
-class _ParallelTerms(torch.autograd.Function):
-    """Loss sum over rows; the gradients are accumulated while the logits of a chunk are at hand."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        shard: VocabularyShard,
-        options: ChunkedLossOptions,
-    ) -> Tensor:
-        need_rows, need_weight = ctx.needs_input_grad[:2]
-        compute = matmul_dtype(rows)
-        total = torch.zeros((), dtype=torch.float32, device=rows.device)
-        with torch.autocast(rows.device.type, enabled=False):
-            matrix = weight.to(compute)
-            grad_rows = torch.zeros_like(rows, dtype=torch.float32) if need_rows else None
-            grad_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
-            for start in range(0, rows.shape[0], options.chunk):
-                part = slice(start, start + options.chunk)
-                chunk = rows[part].to(compute)
-                loss, score_grad = _chunk_loss(chunk @ matrix.T, targets[part], shard, options.z_loss)
-                total += loss
-                if grad_rows is not None:
-                    grad_rows[part] = score_grad.to(compute) @ matrix
-                if grad_weight is not None:
-                    accumulate_product(grad_weight, score_grad.to(compute), chunk)
-        if grad_rows is not None:
-            grad_rows = all_reduce(grad_rows, shard.group).to(rows.dtype)
-        ctx.weight_dtype = weight.dtype
-        ctx.save_for_backward(grad_rows, grad_weight)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        grad_rows, grad_weight = ctx.saved_tensors
-        scaled_rows = None if grad_rows is None else grad_rows * grads[0].to(grad_rows.dtype)
-        scaled_weight = None if grad_weight is None else (grad_weight * grads[0]).to(ctx.weight_dtype)
-        return scaled_rows, scaled_weight, None, None, None
+    chunk_loss = partial(_chunk_loss, shard=shard, z_loss=z_loss)
+    terms = HeadTerms(chunk, chunk_loss, join=partial(all_reduce, group=shard.group))
+    return through_head(chosen, local_weight, wanted, terms), keep.sum()
 
 
 def _chunk_loss(
