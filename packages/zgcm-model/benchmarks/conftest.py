@@ -12,7 +12,6 @@ import time
 import pytest
 import torch
 
-
 BUSY = os.environ.get("ZGCM_CPU_TIME") == "1"
 CLOCK = time.process_time if BUSY else time.perf_counter
 
