@@ -8,6 +8,7 @@ from typing import Any
 from zgcm_data.prepare.heldout import decontaminate, hold_out
 from zgcm_data.prepare.ingest import clean, deduplicate, ingest
 from zgcm_data.prepare.pack import pack_stage, unigram_baseline
+from zgcm_data.prepare.report import write_report
 from zgcm_data.prepare.stages import order_stage_1, order_stage_2, score
 from zgcm_data.prepare.steps import BuildError, Progress, Steps, digest, write_json
 from zgcm_data.prepare.tokens import make_tokenizer, tokenize
@@ -30,6 +31,7 @@ STEPS = (
     "pack-1",
     "pack-2",
     "unigram",
+    "report",
 )
 
 
@@ -117,6 +119,7 @@ def run_until(steps: Steps, recipe: BuildRecipe, last: str = STEPS[-1]) -> dict[
         "pack-1": lambda: pack_stage(steps, recipe, "stage1", done["order-1"], bound(done)),
         "pack-2": lambda: pack_stage(steps, recipe, "stage2", done["order-2"], bound(done)),
         "unigram": lambda: unigram_baseline(steps, recipe, counted(done)),
+        "report": lambda: write_report(steps, done, settings_of(recipe)),
     }
     for name in STEPS[: STEPS.index(last) + 1]:
         done[name] = actions[name]()
@@ -143,16 +146,10 @@ def summarize(recipe: BuildRecipe, done: dict[str, dict[str, Any]]) -> dict[str,
         "tokenizer": done["tokenizer"]["sha256"],
         "heldout": done["heldout"]["digest"],
     }
-    settings = recipe.to_dict()
-    settings["input"]["path"] = Path(recipe.input.path).name
-    for dataset in settings["input"]["datasets"].values():
-        dataset["path"] = Path(dataset["path"]).name
-    settings["decontaminate"]["paths"] = [Path(path).name for path in recipe.decontaminate.paths]
-    settings["tokenizer"]["path"] = Path(recipe.tokenizer.path).name
     plain = {name: without_key(result) for name, result in done.items()}
     return {
         "format": FORMAT,
-        "recipe": settings,
+        "recipe": settings_of(recipe),
         "funnel": {
             name: plain[name] for name in ("read", "clean", "dedup", "decontaminate", "heldout", "tokenize")
         },
@@ -163,6 +160,17 @@ def summarize(recipe: BuildRecipe, done: dict[str, dict[str, Any]]) -> dict[str,
         "digests": digests,
         "digest": digest(digests),
     }
+
+
+def settings_of(recipe: BuildRecipe) -> dict[str, Any]:
+    """Return the recipe as data, paths reduced to their names."""
+    settings = recipe.to_dict()
+    settings["input"]["path"] = Path(recipe.input.path).name
+    for dataset in settings["input"]["datasets"].values():
+        dataset["path"] = Path(dataset["path"]).name
+    settings["decontaminate"]["paths"] = [Path(path).name for path in recipe.decontaminate.paths]
+    settings["tokenizer"]["path"] = Path(recipe.tokenizer.path).name
+    return settings
 
 
 def seeds(recipe: BuildRecipe) -> dict[str, int]:

@@ -74,6 +74,9 @@ def use_runner(name: str, address: str | None = None) -> None:
     if name == "native":
         daft().set_runner_native()
     elif name == "ray":
+        if address is None:  # one machine: few partitions, and no token file in the user's home
+            os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+            daft().set_execution_config(shuffle_aggregation_default_partitions=os.cpu_count() or 1)
         try:
             daft().set_runner_ray(address=address, noop_if_initialized=True)
         except ImportError as error:

@@ -123,7 +123,7 @@ def test_second_run_does_nothing_and_a_changed_setting_repeats_only_what_follows
     assert again.report == first.report
     changed = build(make_recipe(corpus, stage2={"rows": 150}), tmp_path / "out")
     ran = [step["step"] for step in changed.steps if not step["skipped"]]
-    assert ran == ["order-2", "pack-2", "unigram"]
+    assert ran == ["order-2", "pack-2", "unigram", "report"]
     assert changed.report["digests"]["stage1"] == first.report["digests"]["stage1"]
 
 
@@ -301,6 +301,16 @@ def test_report_is_complete_and_free_of_absolute_paths(built: BuildResult) -> No
     assert str(built.out.parent) not in text
     assert report["funnel"]["read"]["documents"] == 300
     assert 0 < report["unigram"]["domains"]["code"]["bits_per_byte"] < 8
+
+
+def test_data_report_is_one_page_without_network_and_shows_every_figure(built: BuildResult) -> None:
+    text = (built.out / "data_report.html").read_text(encoding="utf-8")
+    assert "http" not in text.replace("https://docs", "")
+    assert "<script" not in text
+    for heading in ("Funnel", "What cleaning lowered", "Duplicates", "complexity", "Shares along", "Lengths"):
+        assert heading in text
+    assert text.count("<svg") == 3
+    assert built.report["digests"]["stage1"] in text
 
 
 def test_several_datasets_with_fields_and_profiles_of_their_own(

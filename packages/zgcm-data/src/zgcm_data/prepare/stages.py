@@ -59,7 +59,11 @@ def order_stage_1(
         chosen = choose(stays, quotas, f"stage1:{cut.seed}", recipe.stage1.max_epochs)
         engine.write(with_ordinals(steps, curriculum_order(chosen, inside, f"curriculum:{cut.seed}")), target)
         outliers = natural.count_rows() - inside.count_rows()
-        return summary(rows, quotas, available) | {"outliers": outliers, "bounds": bounds}
+        return (
+            summary(rows, quotas, available)
+            | {"documents": chosen.count_rows()}
+            | {"outliers": outliers, "bounds": bounds}
+        )
 
     inputs = {"tokens": tokens["key"], "scores": scored["key"], "stage": asdict(recipe.stage1)}
     inputs |= {"curriculum": asdict(recipe.curriculum), "length": recipe.sequence_length}
@@ -90,7 +94,7 @@ def order_stage_2(steps: Steps, recipe: BuildRecipe, stage1: dict[str, Any]) -> 
         kinds = matches.groupby("kind").agg(column("id").count().alias("documents"))
         removed = {row["kind"]: row["documents"] for row in engine.rows(kinds)}
         same = {"same": first.count_rows(), "exact": removed.get("exact", 0), "near": removed.get("near", 0)}
-        return summary(rows, quotas, available) | {"left_out": same}
+        return summary(rows, quotas, available) | {"documents": chosen.count_rows()} | {"left_out": same}
 
     inputs = {"stage1": stage1["key"], "stage": asdict(recipe.stage2), "dedup": asdict(recipe.dedup)}
     return steps.run("order-2", inputs, [target, crossed], work)

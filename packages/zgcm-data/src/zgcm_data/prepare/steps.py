@@ -18,6 +18,7 @@ from zgcm_data._version import __version__
 
 Progress = Callable[[str, float, str], None]
 Work = Callable[[Callable[[float, str], None]], dict[str, Any]]
+PIPELINE = 2  # raised whenever a step gives another result for the same inputs
 FULL = ("No space left", "os error 28", "Disk quota")
 
 
@@ -65,7 +66,7 @@ class Steps:
         Raises:
             BuildError: If the disk is full or the folder cannot be written; finished steps are kept.
         """
-        key = digest({"step": name, "version": __version__, "inputs": inputs})
+        key = digest({"step": name, "version": [__version__, PIPELINE], "inputs": inputs})
         path = self.state / f"{name}.json"
         known = finished(path, key, self.out)
         if known is not None:
