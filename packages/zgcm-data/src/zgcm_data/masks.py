@@ -29,6 +29,8 @@ class Segments:
         start: int64 ``[K]``, first position.
         end: int64 ``[K]``, one past the last position.
         source: int64 ``[K]``, source id, or -1 for padding.
+        padding: bool ``[K]``, where the source is -1.
+        padded: whether there is any padding.
     """
 
     rows: int
@@ -38,6 +40,8 @@ class Segments:
     start: Integers
     end: Integers
     source: Integers
+    padding: npt.NDArray[np.bool_]
+    padded: bool
 
     @classmethod
     def of(cls, docs: Integers, per_row: Integers, width: int) -> "Segments":
@@ -55,13 +59,18 @@ class Segments:
         end[:-1] = start[1:]
         end[after - 1] = width
         number = np.arange(len(docs)) - (after - per_row)[row]
-        return cls(len(per_row), width, row, number, start, end, np.ascontiguousarray(docs[:, SOURCE]))
+        source = np.ascontiguousarray(docs[:, SOURCE])
+        padding = source == PADDING_SOURCE
+        return cls(len(per_row), width, row, number, start, end, source, padding, bool(padding.any()))
 
     def first_fault(self, sources: int) -> int | None:
         """Return the first row of the block whose docs table cannot be true, or None."""
         bad = (self.end <= self.start) | ((self.number == 0) & (self.start != 0))
         bad |= (self.source < PADDING_SOURCE) | (self.source >= sources)
         return int(self.row[np.argmax(bad)]) if bool(bad.any()) else None
+
+
+_NONE = np.empty(0, np.int64)
 
 
 class RowFields:
@@ -74,16 +83,12 @@ class RowFields:
 
     def __init__(self, segments: Segments, *, isolate: bool) -> None:
         self._inputs = segments.width - 1
-        padding = segments.source == PADDING_SOURCE
         ends = np.minimum(segments.end, self._inputs)
         self._lengths = ends - np.minimum(segments.start, self._inputs)
-        self._ids = np.where(padding, -1, segments.number)
+        self._ids = np.where(segments.padding, -1, segments.number) if segments.padded else segments.number
         self._bounds = np.searchsorted(segments.row, np.arange(segments.rows + 1)).tolist()
-        target = segments.row * self._inputs + segments.start - 1
-        self._excluded = target[(segments.start > 0) & isolate]
-        floor = np.maximum(segments.start, 1) - 1
-        rows = segments.row[padding]
-        self._padded = np.stack([rows, floor[padding], segments.end[padding] - 1], axis=1)
+        self._excluded = _first_targets(segments) if isolate else _NONE
+        self._padded = _padded_targets(segments) if segments.padded else _NONE.reshape(0, 3)
 
     def document_ids(self, first: int, stop: int) -> Integers:
         """Return int64 ``[stop - first, T]``: 0, 1, 2, ... for the documents of each row, -1 for padding."""
@@ -101,6 +106,18 @@ class RowFields:
             for row, start, end in self._padded[low:high].tolist():
                 mask[row - first, start:end] = False
         return mask
+
+
+def _first_targets(segments: Segments) -> Integers:
+    """Return the places of documents' first targets in the block's mask, flat and ascending."""
+    later = segments.start > 0
+    return np.asarray(segments.row[later] * (segments.width - 1) + segments.start[later] - 1)
+
+
+def _padded_targets(segments: Segments) -> Integers:
+    """Return row, first and one past the last target of each padded stretch, int64 ``[p, 3]``."""
+    places = (segments.row, np.maximum(segments.start, 1) - 1, segments.end - 1)
+    return np.stack([place[segments.padding] for place in places], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +146,9 @@ def count_sources(
         Counts for ``R // group_rows`` groups. ``rows`` counts the rows in which a source has a target.
     """
     groups = segments.rows // group_rows
-    real = np.flatnonzero(segments.source != PADDING_SOURCE)
-    row, source, end = segments.row[real], segments.source[real], segments.end[real]
-    start = segments.start[real]
+    row, source, start, end = (segments.row, segments.source, segments.start, segments.end)
+    if segments.padded:
+        row, source, start, end = (column[~segments.padding] for column in (row, source, start, end))
     targets = end - np.maximum(start, 1)
     finished = (end > 1) & ((end < segments.width) | ended[row])
     key = row // group_rows * sources + source

@@ -243,3 +243,21 @@ def test_wrong_numbers_are_refused_by_name(shards25: ShardSet, changes: dict[str
 def test_wrong_options_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LoaderOptions(**changes)
+
+
+def test_a_run_can_say_what_it_reads_and_how_documents_are_treated(shards25: ShardSet) -> None:
+    published = Loader(shards25, 4).describe()
+    assert published["cross_document_attention"] is True
+    assert (published["digest"], published["rows"]) == (shards25.manifest.digest, 25)
+    assert (published["accumulation"], published["dropped_rows"], published["next_row"]) == (4, 1, 0)
+    isolated = Loader(shards25, 4, options=LoaderOptions(isolate_documents=True)).describe()
+    assert isolated["cross_document_attention"] is False
+
+
+def test_a_batch_moves_what_the_model_reads(shards25: ShardSet) -> None:
+    batch = next(iter(Loader(shards25, 5, micro_batch=5)))
+    moved = batch.to("meta")
+    assert {moved.tokens.device.type, moved.loss_mask.device.type, moved.document_ids.device.type} == {"meta"}
+    assert moved.rows.tolist() == [0, 1, 2, 3, 4]
+    on_device = next(iter(Loader(shards25, 5, micro_batch=5, options=LoaderOptions(device="meta"))))
+    assert on_device.tokens.is_meta

@@ -1,7 +1,7 @@
 """From rows to batches: the part that every backend shares, so that their output is identical.
 
 What must be looked up or counted is done for a block of many micro batches at once, which keeps Python out of
-the cost per row; tokens and masks are made one micro batch at a time, which keeps them in the cache.
+the cost per row; tokens and masks are made a few rows at a time, which keeps them in the cache.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,12 @@ from zgcm_data.order import BatchPlan
 from zgcm_data.rows import PADDING_SOURCE, Integers
 from zgcm_data.shards.manifest import Manifest, ShardError
 
-BLOCK_TOKENS = 1 << 20
-BLOCK_ROWS = 512
+BLOCK_TOKENS = 1 << 22
+BLOCK_ROWS = 1024
 """Tokens and rows looked up at once, at most; enough to spread the fixed cost of a block."""
+
+PIECE_ROWS = 64
+"""Rows made at a time, cut into micro batches: few, so that they are still in the cache when they are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,13 @@ def look_up(job: Job, positions: Integers) -> RowBlock:
     return _Filled(block, present, len(positions) - present, job.manifest.eos_id)
 
 
+def piece_places(job: Job, count: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, stop) of the micro batches of a block of ``count`` that are made together."""
+    size = max(1, PIECE_ROWS // job.plan.micro_batch)
+    for first in range(0, count, size):
+        yield first, min(first + size, count)
+
+
 class BlockBatches:
     """The micro batches of one block.
 
@@ -124,38 +134,28 @@ class BlockBatches:
             raise ShardError(f"row {row} has an impossible docs table; its shard was altered")
         self._fields = RowFields(segments, isolate=isolate)
         counts = count_sources(segments, self._block.ended, job.plan.micro_batch, sources, isolate=isolate)
-        self._counts = torch.from_numpy(
-            np.stack([counts.tokens, counts.loss_tokens, counts.documents, counts.rows], axis=1)
-        )
-        self._pin = job.pin_memory
+        columns = (counts.tokens, counts.loss_tokens, counts.documents, counts.rows)
+        self._counts = [torch.from_numpy(column).unbind() for column in columns]
+        self._rows = torch.from_numpy(self._positions).view(count, -1).unbind()
 
     def __iter__(self) -> Iterator[Batch]:
-        return self.some(0, self.count)
+        for first, stop in piece_places(self._job, self.count):
+            yield from self.piece(first, stop)
 
-    def some(self, first: int, stop: int) -> Iterator[Batch]:
-        """Yield micro batches ``first`` to ``stop - 1`` of the block."""
-        return (self.batch(group, self.tokens(group)) for group in range(first, stop))
-
-    def tokens(self, group: int) -> torch.Tensor:
-        """Read the tokens of a micro batch of the block."""
-        size = self._job.plan.micro_batch
-        shape = (size, self._job.manifest.sequence_length + 1)
-        if self._pin:
-            pinned = torch.empty(shape, dtype=torch.int64, pin_memory=True)
-            self._block.read_tokens(group * size, pinned.numpy())
-            return pinned
-        tokens = np.empty(shape, np.int64)
-        self._block.read_tokens(group * size, tokens)
-        return torch.from_numpy(tokens)
-
-    def batch(self, group: int, tokens: torch.Tensor) -> Batch:
-        """Add masks, ids and counts to the tokens of a micro batch."""
+    def piece(self, first: int, stop: int) -> list[Batch]:
+        """Make micro batches ``first`` to ``stop - 1`` of the block."""
         size, device = self._job.plan.micro_batch, self._job.options.device
-        first, stop = group * size, (group + 1) * size
-        mask = torch.from_numpy(self._fields.loss_mask(first, stop))
-        documents = torch.from_numpy(self._fields.document_ids(first, stop))
-        if self._pin:
-            mask, documents = mask.pin_memory(), documents.pin_memory()
-        rows = torch.from_numpy(self._positions[first:stop])
-        batch = Batch(tokens, mask, documents, rows, *self._counts[group].unbind())
-        return batch if device is None else batch.to(device)
+        place = (first * size, stop * size)
+        made = (self._tokens(*place), self._fields.loss_mask(*place), self._fields.document_ids(*place))
+        tensors = [torch.from_numpy(array) for array in made]
+        if self._job.pin_memory:
+            tensors = [tensor.pin_memory() for tensor in tensors]
+        parts = [tensor.view(stop - first, size, -1).unbind() for tensor in tensors]
+        counts = [column[first:stop] for column in self._counts]
+        batches = [Batch(*fields) for fields in zip(*parts, self._rows[first:stop], *counts, strict=True)]
+        return batches if device is None else [batch.to(device) for batch in batches]
+
+    def _tokens(self, first: int, stop: int) -> Integers:
+        tokens = np.empty((stop - first, self._job.manifest.sequence_length + 1), np.int64)
+        self._block.read_tokens(first, tokens)
+        return tokens

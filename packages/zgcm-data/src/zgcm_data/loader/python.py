@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
-from zgcm_data.loader.batch import Batch
-from zgcm_data.loader.fields import BlockBatches, Job
+import numpy as np
 
-PIECE_ROWS = 32
-"""Rows that a thread reads at a time: few, so that they are still in the cache when they are used."""
+from zgcm_data.loader.batch import Batch
+from zgcm_data.loader.fields import BlockBatches, Job, piece_places
+
+_LARGEST_KEPT = 16 << 20
 
 Batches = list[Batch]
 Task = Callable[[], Batches]
@@ -27,6 +28,7 @@ def batches(job: Job) -> Iterator[Batch]:
         ShardError: the rows cannot be read as the manifest says.
         TimeoutError: a reader delivered nothing for ``timeout`` seconds.
     """
+    _keep_freed_memory()
     if job.options.workers == 0:
         for first, count in job.blocks():
             yield from BlockBatches(job, first, count)
@@ -41,13 +43,20 @@ def batches(job: Job) -> Iterator[Batch]:
             yield from readers.wait(waiting.popleft())
 
 
+def _keep_freed_memory() -> None:
+    """Make the C library keep freed buffers of a few MiB, instead of returning and clearing pages each time.
+
+    Freeing one large block raises its threshold for that; the block itself is never touched.
+    """
+    np.empty(_LARGEST_KEPT, np.uint8)
+
+
 def _tasks(job: Job) -> Iterator[Task]:
     """Yield what the threads are to do, in the order of the rows."""
-    size = max(1, PIECE_ROWS // job.plan.micro_batch)
     for first, count in job.blocks():
         block = _SharedBlock(job, first, count)
-        for start in range(0, count, size):
-            yield block.task(start, min(start + size, count))
+        for piece in piece_places(job, count):
+            yield block.task(*piece)
 
 
 class _SharedBlock:
@@ -59,7 +68,7 @@ class _SharedBlock:
         self._block: BlockBatches | None = None
 
     def task(self, start: int, stop: int) -> Task:
-        return lambda: list(self._looked_up().some(start, stop))
+        return lambda: self._looked_up().piece(start, stop)
 
     def _looked_up(self) -> BlockBatches:
         with self._lock:
