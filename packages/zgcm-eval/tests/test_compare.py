@@ -45,6 +45,14 @@ def test_noise_is_no_clear_difference_and_the_interval_covers_zero_as_often_as_i
     assert 180 <= covered <= 199
 
 
+def test_the_confidence_holds_for_all_figures_together():
+    rng = np.random.default_rng(5)
+    one, two = rng.normal(0, 1, (2, 60)) + 5
+    alone = compare_metrics(metric(one), metric(two), OPTIONS)
+    among_ten = compare_metrics(metric(one), metric(two), OPTIONS, 10)
+    assert among_ten.low < alone.low < alone.difference < alone.high < among_ten.high
+
+
 def test_higher_is_better_turns_the_verdict_round():
     low, high = metric([0.0] * 20, higher=True), metric([1.0] * 20, higher=True)
     assert compare_metrics(low, high, OPTIONS).verdict == "better"

@@ -184,7 +184,7 @@ def _compare(subparsers: Subparsers) -> None:
     parser.add_argument("before", help="report of the reference model")
     parser.add_argument("after", help="report of the model in question")
     parser.add_argument("--confidence", type=float, default=0.95, metavar="SHARE", help="(default: 0.95)")
-    parser.add_argument("--resamples", type=int, default=2000, metavar="N", help="(default: 2000)")
+    parser.add_argument("--resamples", type=int, default=5000, metavar="N", help="(default: 5000)")
     parser.add_argument("--seed", type=int, default=0, help="of the resamples (default: 0)")
     parser.add_argument("--fail-if-worse", action="store_true", help="exit with 6 if any figure became worse")
 

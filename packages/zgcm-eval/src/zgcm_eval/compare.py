@@ -4,8 +4,9 @@ A checkpoint is not chosen by one figure: the result says for each one whether i
 the whole mixed as soon as one figure improved and another became worse.
 
 Both models saw the same units, so the difference is taken per resample of the units (paired bootstrap): a
-domain where all documents are hard does not widen the interval of the difference. The interval is the
-percentile interval.
+domain where all documents are hard does not widen the interval of the difference. It is the percentile
+interval, at a confidence that holds for all figures together (Bonferroni): of many figures, one always looks
+better by chance.
 
 Source: Koehn, "Statistical Significance Tests for Machine Translation Evaluation", 2004 (paired bootstrap).
 """
@@ -27,13 +28,13 @@ class CompareOptions:
     """How the interval of a difference is found.
 
     Args:
-        confidence: share of resamples inside the interval.
+        confidence: probability that all intervals of a comparison hold.
         resamples: number of bootstrap resamples.
         seed: of the resamples.
     """
 
     confidence: float = 0.95
-    resamples: int = 2000
+    resamples: int = 5000
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -112,17 +113,21 @@ def compare_reports(before: Report, after: Report, options: CompareOptions | Non
                 "alike"
             )
     options = options or CompareOptions()
-    pairs = zip(before.metrics(), after.metrics(), strict=True)
-    return Comparison(tuple(compare_metrics(one, two, options) for one, two in pairs), options)
+    figures = before.metrics()
+    pairs = zip(figures, after.metrics(), strict=True)
+    return Comparison(tuple(compare_metrics(one, two, options, len(figures)) for one, two in pairs), options)
 
 
-def compare_metrics(before: Metric, after: Metric, options: CompareOptions) -> MetricComparison:
+def compare_metrics(
+    before: Metric, after: Metric, options: CompareOptions, figures: int = 1
+) -> MetricComparison:
     """Compare one figure over the same units.
 
     Args:
         before: reference.
         after: in question.
         options: of the interval.
+        figures: figures that the confidence covers together.
 
     Returns:
         The figure's comparison.
@@ -135,7 +140,7 @@ def compare_metrics(before: Metric, after: Metric, options: CompareOptions) -> M
     sums = np.array([before.values, before.weights, after.values, after.weights], dtype=np.float64)
     # A unit without weight, such as an empty document, says nothing about a ratio.
     sums = sums[:, (sums[1] > 0) & (sums[3] > 0)]
-    low, high = _interval(sums, options)
+    low, high = _interval(sums, options, (1 - options.confidence) / figures)
     sign = 1.0 if after.higher_is_better else -1.0
     gains = sign * (sums[2] / sums[3] - sums[0] / sums[1])
     improved = float(np.mean((gains > 0) + 0.5 * (gains == 0)))
@@ -146,16 +151,15 @@ def compare_metrics(before: Metric, after: Metric, options: CompareOptions) -> M
     )
 
 
-def _interval(sums: Float64[np.ndarray, "4 N"], options: CompareOptions) -> tuple[float, float]:
-    """Percentile interval of the difference of two ratios over resampled units."""
+def _interval(sums: Float64[np.ndarray, "4 N"], options: CompareOptions, miss: float) -> tuple[float, float]:
+    """Percentile interval of the difference of two ratios over resampled units; ``miss`` is its error."""
     rng, count = np.random.default_rng(options.seed), sums.shape[1]
     differences = np.empty(options.resamples)
     for start in range(0, options.resamples, 100):
         size = min(100, options.resamples - start)
         drawn = rng.multinomial(count, np.full(count, 1 / count), size=size) @ sums.T
         differences[start : start + size] = drawn[:, 2] / drawn[:, 3] - drawn[:, 0] / drawn[:, 1]
-    tail = (1 - options.confidence) / 2
-    low, high = np.quantile(differences, [tail, 1 - tail])
+    low, high = np.quantile(differences, [miss / 2, 1 - miss / 2])
     return float(low), float(high)
 
 

@@ -1,14 +1,14 @@
 """A causal language model of ``transformers``; the only file that imports it."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from zgcm_eval.adapters.scoring import evaluation_mode, score_targets
+from zgcm_eval.adapters.scoring import evaluation_mode, rate_targets, score_targets
 from zgcm_eval.protocol import TokenScores
 
 LOGITS_AT_ONCE = 2**27
@@ -65,23 +65,13 @@ class HuggingFaceLanguageModel:
         Returns:
             The scores, on the model's device.
         """
-        token_ids = token_ids.to(self.device)
         with evaluation_mode(self._model):
-            rows = self._rows_at_once(token_ids.shape[1])
-            parts = [self._score_rows(part) for part in token_ids.split(rows)]
+            parts = [score_targets(*part) for part in self._logits(token_ids)]
+        shape = token_ids[:, 1:].shape
         return TokenScores(
-            torch.cat([part.log_probabilities for part in parts]), torch.cat([part.greedy for part in parts])
+            torch.cat([part.log_probabilities for part in parts]).view(shape),
+            torch.cat([part.greedy for part in parts]).view(shape),
         )
-
-    def _rows_at_once(self, width: int) -> int:
-        """Rows whose logits stay under ``LOGITS_AT_ONCE``: the model returns those of every position."""
-        return max(1, LOGITS_AT_ONCE // (width * int(self._model.config.vocab_size)))
-
-    def _score_rows(self, token_ids: Int[Tensor, "B T"]) -> TokenScores:
-        logits = self._model(input_ids=token_ids[:, :-1], use_cache=False).logits
-        targets = token_ids[:, 1:]
-        flat = score_targets(logits.flatten(0, 1), targets.flatten())
-        return TokenScores(flat.log_probabilities.view(targets.shape), flat.greedy.view(targets.shape))
 
     def log_probabilities(self, token_ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T-1"]:
         """Rate ``token_ids[:, 1:]`` in nats.
@@ -92,7 +82,16 @@ class HuggingFaceLanguageModel:
         Returns:
             Log-probabilities, on the model's device.
         """
-        return self.token_scores(token_ids).log_probabilities
+        with evaluation_mode(self._model):
+            parts = [rate_targets(*part) for part in self._logits(token_ids)]
+        return torch.cat(parts).view(token_ids[:, 1:].shape)
+
+    def _logits(self, token_ids: Int[Tensor, "B T"]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield logits and targets of as many rows as ``LOGITS_AT_ONCE`` allows; the model returns them all."""
+        rows = max(1, LOGITS_AT_ONCE // (token_ids.shape[1] * int(self._model.config.vocab_size)))
+        for part in token_ids.to(self.device).split(rows):
+            logits = self._model(input_ids=part[:, :-1], use_cache=False).logits
+            yield logits.flatten(0, 1), part[:, 1:].flatten()
 
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """Continue each prompt with its most probable tokens.
