@@ -244,6 +244,8 @@ class _ThroughHead(torch.autograd.Function):
                     grad_rows[part] = gradient @ matrix
                 if grad_weight is not None:
                     _accumulate_product(grad_weight, gradient, chunk)
+                # Or it would live beside the next chunk's logits.
+                del gradient
         if grad_rows is not None and terms.join is not None:
             grad_rows = terms.join(grad_rows)
         ctx.dtypes = (rows.dtype, weight.dtype)
