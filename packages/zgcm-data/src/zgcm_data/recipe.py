@@ -161,6 +161,7 @@ class TokenizerRecipe:
         sample_bytes: Training text for it, chosen by keyed hash.
         eos: The end-of-document token.
         seed: Key of the sample.
+        fim_rate: Part of the code documents that is cut for fill-in-the-middle.
     """
 
     path: str = ""
@@ -168,6 +169,7 @@ class TokenizerRecipe:
     sample_bytes: int = 6_000_000
     eos: str = "<|endoftext|>"
     seed: int = 23
+    fim_rate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -211,11 +213,13 @@ class BuildRecipe:
     Args:
         sequence_length: Tokens per row that are inputs (a row stores one more).
         rows_per_shard: Rows in each shard file.
+        packing: ``"concatenate"`` (as published) or ``"best_fit"`` (whole documents first, padding masked).
         input: See ``InputRecipe``; likewise the others.
     """
 
     sequence_length: int = 512
     rows_per_shard: int = 1024
+    packing: str = "concatenate"
     input: InputRecipe = field(default_factory=InputRecipe)
     clean: CleanRecipe = field(default_factory=CleanRecipe)
     dedup: DedupRecipe = field(default_factory=DedupRecipe)
@@ -307,6 +311,13 @@ def check_recipe(recipe: BuildRecipe) -> None:
         "curriculum.low_quantile",
         cut.low_quantile,
         "0 <= low < high <= 1",
+    )
+    require(0 <= recipe.tokenizer.fim_rate <= 1, "tokenizer.fim_rate", recipe.tokenizer.fim_rate, "0 to 1")
+    require(
+        recipe.packing in ("concatenate", "best_fit"),
+        "packing",
+        recipe.packing,
+        "'concatenate' or 'best_fit'",
     )
     require(
         recipe.input.on_error in ("refuse", "skip"),

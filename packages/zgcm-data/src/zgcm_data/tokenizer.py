@@ -71,6 +71,25 @@ class Tokenizer:
                 raise ValueError(f"the tokenizer turns text into a control token: {text[:60]!r}")
         return result
 
+    def control(self, token: str) -> int:
+        """Return the id of a control token.
+
+        Args:
+            token: Its spelling.
+
+        Returns:
+            The id.
+
+        Raises:
+            ValueError: If the tokenizer has no such token.
+        """
+        number = self._tokenizer.token_to_id(token)
+        if number is None:
+            raise ValueError(
+                f"the tokenizer has no token {token!r}; use one that has, or set tokenizer.fim_rate = 0"
+            )
+        return int(number)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, control tokens spelled out.
 
@@ -109,7 +128,7 @@ def vocabulary(tokenizer: Any) -> int:
 
 
 def train_tokenizer(
-    texts: Iterable[str], path: Path, *, vocab_size: int, eos: str = END_OF_TEXT
+    texts: Iterable[str], path: Path, *, vocab_size: int, eos: str = END_OF_TEXT, specials: Sequence[str] = ()
 ) -> Tokenizer:
     """Train a byte-level BPE tokenizer and write it to ``path``, atomically.
 
@@ -121,6 +140,7 @@ def train_tokenizer(
         path: Where ``tokenizer.json`` goes.
         vocab_size: Entries, the end-of-document token included.
         eos: That token; it gets id 0.
+        specials: Further control tokens.
 
     Returns:
         The tokenizer.
@@ -134,7 +154,7 @@ def train_tokenizer(
     tokenizer.decoder = parts.decoders.ByteLevel()
     trainer = parts.trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[eos],
+        special_tokens=[eos, *specials],
         initial_alphabet=sorted(parts.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

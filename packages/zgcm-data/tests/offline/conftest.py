@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import random
 from collections.abc import Callable
@@ -8,6 +9,9 @@ import pytest
 
 from zgcm_data.build import BuildResult, build
 from zgcm_data.recipe import BuildRecipe
+
+# The tests of a cluster need Ray, an extra of its own: pip install "zgcm-data[prepare,ray]".
+collect_ignore = [] if importlib.util.find_spec("ray") else ["cluster"]
 
 Document = dict[str, Any]
 

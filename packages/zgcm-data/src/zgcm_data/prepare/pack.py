@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from zgcm_data import engine
 from zgcm_data.complexity import METRIC
-from zgcm_data.packing import concatenate
+from zgcm_data.packing import PackingStats, best_fit, concatenate
 from zgcm_data.prepare.steps import Steps, write_json
 from zgcm_data.prepare.tokens import TokenStore
 from zgcm_data.recipe import BuildRecipe
@@ -47,7 +48,7 @@ def pack_stage(
         vocab_size=tokenizer.vocab_size,
         eos_id=tokenizer.eos_id,
         tokenizer_sha256=tokenizer.sha256,
-        packing="concatenate",
+        packing=recipe.packing,
         stage=name,
         order=order,
         sources=source_table(ordered["sources"]),
@@ -57,14 +58,21 @@ def pack_stage(
     def work(tell: Any) -> dict[str, Any]:
         numbers = {(item["category"], item["source"]): index for index, item in enumerate(ordered["sources"])}
         documents = stage_documents(steps, name, numbers)
-        rows = concatenate(documents, recipe.sequence_length, tokenizer.eos_id)
+        pack = concatenate if recipe.packing == "concatenate" else best_fit
+        stats = PackingStats()
+        rows = islice(pack(documents, recipe.sequence_length, tokenizer.eos_id, stats=stats), ordered["rows"])
         told = watched(rows, ordered["rows"], tell)
         manifest = write_shards(target, told, header, rows_per_shard=recipe.rows_per_shard)
         assert manifest.rows == ordered["rows"], f"{manifest.rows} rows written, {ordered['rows']} planned"
-        return {"rows": manifest.rows, "tokens": manifest.tokens, "digest": manifest.digest}
+        counts = {"rows": manifest.rows, "tokens": manifest.tokens, "digest": manifest.digest}
+        return counts | {"padding": stats.padding_tokens, "split_documents": stats.split_documents}
 
     inputs = {"order": ordered["key"], "tokenizer": tokenizer.sha256, "parents": parents}
-    inputs |= {"length": recipe.sequence_length, "rows_per_shard": recipe.rows_per_shard}
+    inputs |= {
+        "length": recipe.sequence_length,
+        "rows_per_shard": recipe.rows_per_shard,
+        "packing": recipe.packing,
+    }
     return steps.run(f"pack-{name[-1]}", inputs, [target], work)
 
 

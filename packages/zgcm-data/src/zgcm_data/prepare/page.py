@@ -15,7 +15,8 @@ h1{font-size:26px;margin:0 0 4px}h2{font-size:19px;margin:36px 0 10px}
 p{margin:6px 0;color:var(--dim);max-width:76ch}.wide{overflow-x:auto}table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:5px 10px 5px 0;border-bottom:1px solid var(--line);vertical-align:top}
 th{font-weight:600;color:var(--dim)}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-td.id{word-break:break-all;max-width:360px}pre{margin:0;white-space:pre-wrap;word-break:break-word;font-size:12px}
+td.id{word-break:break-all;min-width:130px;max-width:360px}
+pre{min-width:220px;margin:0;white-space:pre-wrap;word-break:break-word;font-size:12px}
 svg{width:100%;height:auto;display:block}svg text{fill:var(--dim);font-size:12px}.bar{height:14px;border-radius:2px}
 .key{display:inline-block;margin:0 14px 6px 0;white-space:nowrap}.key i{display:inline-block;width:11px;height:11px;
 margin-right:6px;border-radius:2px}details{margin:8px 0}summary{cursor:pointer;color:var(--dim)}

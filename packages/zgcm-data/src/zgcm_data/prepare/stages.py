@@ -55,7 +55,7 @@ def order_stage_1(
         )
         available = tokens_held(stays)
         rows = stage_rows(available, recipe, "stage1")
-        quotas = plan(available, rows * recipe.sequence_length + 1, recipe.stage1, "stage1")
+        quotas = plan(available, stage_tokens(rows, recipe), recipe.stage1, "stage1")
         chosen = choose(stays, quotas, f"stage1:{cut.seed}", recipe.stage1.max_epochs)
         engine.write(with_ordinals(steps, curriculum_order(chosen, inside, f"curriculum:{cut.seed}")), target)
         outliers = natural.count_rows() - inside.count_rows()
@@ -67,6 +67,7 @@ def order_stage_1(
 
     inputs = {"tokens": tokens["key"], "scores": scored["key"], "stage": asdict(recipe.stage1)}
     inputs |= {"curriculum": asdict(recipe.curriculum), "length": recipe.sequence_length}
+    inputs["packing"] = recipe.packing
     inputs["stage2_rows"] = recipe.stage2.rows if recipe.stage1.shrink else 0
     return steps.run("order-1", inputs, [target], work)
 
@@ -88,7 +89,7 @@ def order_stage_2(steps: Steps, recipe: BuildRecipe, stage1: dict[str, Any]) -> 
         rest = pool.join(gone, on="id", how="anti").collect()
         available = tokens_held(rest)
         rows = stage_rows(available, recipe, "stage2")
-        quotas = plan(available, rows * recipe.sequence_length + 1, recipe.stage2, "stage2")
+        quotas = plan(available, stage_tokens(rows, recipe), recipe.stage2, "stage2")
         chosen = choose(rest, quotas, f"stage2-choice:{recipe.stage2.seed}", recipe.stage2.max_epochs)
         engine.write(with_ordinals(steps, shuffle_order(chosen, recipe.stage2.seed)), target)
         kinds = matches.groupby("kind").agg(column("id").count().alias("documents"))
@@ -96,7 +97,12 @@ def order_stage_2(steps: Steps, recipe: BuildRecipe, stage1: dict[str, Any]) -> 
         same = {"same": first.count_rows(), "exact": removed.get("exact", 0), "near": removed.get("near", 0)}
         return summary(rows, quotas, available) | {"documents": chosen.count_rows()} | {"left_out": same}
 
-    inputs = {"stage1": stage1["key"], "stage": asdict(recipe.stage2), "dedup": asdict(recipe.dedup)}
+    inputs = {
+        "packing": recipe.packing,
+        "stage1": stage1["key"],
+        "stage": asdict(recipe.stage2),
+        "dedup": asdict(recipe.dedup),
+    }
     return steps.run("order-2", inputs, [target, crossed], work)
 
 
@@ -126,8 +132,16 @@ def stage_rows(available: Quotas, recipe: BuildRecipe, name: str) -> int:
     if name == "stage1":
         first, second = recipe.stage1.rows, recipe.stage2.rows
         tokens = tokens * first // (first + second) if first and second else tokens // STAGE_1_PART
-    rows = max(tokens - 1, 0) // recipe.sequence_length
+    width = recipe.sequence_length + (recipe.packing == "best_fit")
+    rows = max(tokens - 1, 0) // width
     return min(rows, stage.rows) if stage.rows else rows
+
+
+def stage_tokens(rows: int, recipe: BuildRecipe) -> int:
+    """Return the tokens that fill ``rows`` rows: with ``best_fit``, rows do not overlap."""
+    if recipe.packing == "best_fit":
+        return rows * (recipe.sequence_length + 1)
+    return rows * recipe.sequence_length + 1
 
 
 def plan(available: Quotas, total: int, stage: StageRecipe, name: str) -> Quotas:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zgcm_data import engine
+from zgcm_data import engine, fim
 from zgcm_data.prepare.steps import Steps, file_digest
 from zgcm_data.recipe import BuildRecipe, TokenizerRecipe
 from zgcm_data.tokenizer import Tokenizer, library, train_tokenizer
@@ -37,7 +37,10 @@ def make_tokenizer(steps: Steps, recipe: BuildRecipe, heldout: dict[str, Any]) -
         else:
             texts = sample(steps, wish)
             tell(0.3, f"training on {sum(map(len, texts)) / 1e6:.1f} million characters")
-            tokenizer = train_tokenizer(texts, target, vocab_size=wish.vocab_size, eos=wish.eos)
+            specials = fim.TOKENS if wish.fim_rate else ()
+            tokenizer = train_tokenizer(
+                texts, target, vocab_size=wish.vocab_size, eos=wish.eos, specials=specials
+            )
         return {"sha256": tokenizer.sha256, "vocab_size": tokenizer.vocab_size, "eos_id": tokenizer.eos_id}
 
     given = file_digest(Path(wish.path)) if wish.path else ""
@@ -70,7 +73,9 @@ def tokenize(
     target = steps.work / "tokens"
 
     def work(tell: Any) -> dict[str, Any]:
-        encoder = Tokenizer(steps.out / "tokenizer.json", recipe.tokenizer.eos)
+        encoder = DocumentEncoder(
+            Tokenizer(steps.out / "tokenizer.json", recipe.tokenizer.eos), recipe.tokenizer
+        )
         temporary = engine.fresh_folder(target)
         total = heldout["pool"]
         count = write_tokens(
@@ -80,6 +85,7 @@ def tokenize(
         return {"documents": total, "tokens": count}
 
     inputs = {"pool": heldout["key"], "tokenizer": tokenizer["sha256"]}
+    inputs["fim"] = [recipe.tokenizer.fim_rate, recipe.tokenizer.seed]
     return steps.run("tokenize", inputs, [target], work)
 
 
@@ -90,7 +96,41 @@ def texts(steps: Steps) -> Iterator[Any]:
     yield from frame.join(pool, on="id", how="semi").to_arrow_iter()
 
 
-def write_tokens(stream: Iterator[Any], encoder: Tokenizer, folder: Path, tell: Any) -> int:
+class DocumentEncoder:
+    """Encodes documents, code partly cut for fill-in-the-middle.
+
+    Args:
+        tokenizer: The tokenizer.
+        recipe: Rate and seed of the cuts.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, recipe: TokenizerRecipe) -> None:
+        self._tokenizer, self._recipe = tokenizer, recipe
+        self._controls = [tokenizer.control(token) for token in fim.TOKENS] if recipe.fim_rate else []
+
+    def encode(self, names: list[str], categories: list[str], texts: list[str]) -> list[NDArray[np.uint32]]:
+        """Return the tokens of each document."""
+        parts = [self._parts(*document) for document in zip(names, categories, texts, strict=True)]
+        encoded = iter(self._tokenizer.encode([piece for document in parts for piece in document]))
+        return [self._joined([next(encoded) for _ in document]) for document in parts]
+
+    def _parts(self, name: str, category: str, text: str) -> tuple[str, ...]:
+        rate = self._recipe.fim_rate if category == "code" else 0.0
+        cut = fim.choose_cut(name, len(text), rate, self._recipe.seed) if rate else None
+        return cut.parts(text) if cut else (text,)
+
+    def _joined(self, pieces: list[NDArray[np.uint32]]) -> NDArray[np.uint32]:
+        if len(pieces) == 1:
+            return pieces[0]
+        marked = [
+            part
+            for control, piece in zip(self._controls, pieces, strict=True)
+            for part in (np.array([control], dtype=np.uint32), piece)
+        ]
+        return np.concatenate(marked)
+
+
+def write_tokens(stream: Iterator[Any], encoder: DocumentEncoder, folder: Path, tell: Any) -> int:
     """Encode a stream of batches; returns the number of tokens."""
     pyarrow = engine.arrow()
     table: dict[str, list[Any]] = {name: [] for name in ("id", "source", "category", "start", "tokens")}
@@ -98,7 +138,10 @@ def write_tokens(stream: Iterator[Any], encoder: Tokenizer, folder: Path, tell: 
     with (folder / "ids.bin").open("wb") as file:
         for batch in stream:
             for part in pieces(batch):
-                for ids in encoder.encode(part.column("text").to_pylist()):
+                names, categories, found = (
+                    part.column(name).to_pylist() for name in ("id", "category", "text")
+                )
+                for ids in encoder.encode(names, categories, found):
                     file.write(ids.astype("<u4").tobytes())
                     table["start"].append(position)
                     table["tokens"].append(len(ids))

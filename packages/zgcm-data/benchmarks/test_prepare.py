@@ -1,0 +1,71 @@
+"""Speed of the offline steps on real text of this Python installation, in documents and bytes per second.
+
+Run with: python -m pytest packages/zgcm-data/benchmarks/test_prepare.py --benchmark-only
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zgcm_data import engine
+from zgcm_data.clean.plan import clean_frame
+from zgcm_data.dedup import decide_duplicates, signature_frame
+from zgcm_data.prepare.ingest import write_records
+from zgcm_data.recipe import CleanRecipe, DedupRecipe
+from zgcm_data.sources import collect_default_corpus, read_records
+from zgcm_data.sources.files import ReadOptions, ReadReport
+from zgcm_data.tokenizer import Tokenizer, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 10 MB: raw JSONL, and the same as a folder of records."""
+    folder = tmp_path_factory.mktemp("prepare")
+    collect_default_corpus(folder / "jsonl", megabytes=10)
+    write_records(read_records(folder / "jsonl", ReadOptions(), ReadReport()), folder / "records", print)
+    engine.write(clean_frame(engine.read(folder / "records"), CleanRecipe()), folder / "clean")
+    return folder
+
+
+def size(folder: Path) -> dict[str, int]:
+    texts = [json.loads(line)["text"] for file in folder.glob("jsonl/*.jsonl") for line in file.open("rb")]
+    return {"documents": len(texts), "bytes": sum(len(text.encode()) for text in texts)}
+
+
+def test_read_speed(benchmark: Any, corpus: Path) -> None:
+    benchmark.extra_info.update(size(corpus))
+    count = benchmark.pedantic(
+        lambda: sum(1 for _ in read_records(corpus / "jsonl", ReadOptions(), ReadReport())), rounds=3
+    )
+    assert count == benchmark.extra_info["documents"]
+
+
+def test_clean_speed(benchmark: Any, corpus: Path, tmp_path: Path) -> None:
+    benchmark.extra_info.update(size(corpus))
+    benchmark.pedantic(
+        lambda: engine.write(clean_frame(engine.read(corpus / "records"), CleanRecipe()), tmp_path / "clean"),
+        rounds=3,
+    )
+    assert engine.read(tmp_path / "clean").count_rows() == benchmark.extra_info["documents"]
+
+
+def test_near_deduplication_speed(benchmark: Any, corpus: Path, tmp_path: Path) -> None:
+    benchmark.extra_info.update(size(corpus))
+
+    def run() -> int:
+        engine.write(signature_frame(engine.read(corpus / "clean"), DedupRecipe()), tmp_path / "signatures")
+        decisions = decide_duplicates(engine.read(tmp_path / "signatures"), DedupRecipe())
+        return int(decisions.count_rows())
+
+    assert benchmark.pedantic(run, rounds=3, warmup_rounds=1) == benchmark.extra_info["documents"]
+
+
+def test_tokenization_speed(benchmark: Any, corpus: Path, tmp_path: Path) -> None:
+    texts = engine.read(corpus / "clean").sort("id").select("text").to_pydict()["text"]
+    train_tokenizer(texts[::4], tmp_path / "tokenizer.json", vocab_size=8192)
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    benchmark.extra_info.update(size(corpus))
+    encoded = benchmark.pedantic(lambda: tokenizer.encode(texts), rounds=3)
+    assert len(encoded) == len(texts)
