@@ -87,7 +87,7 @@ class HuggingFaceLanguageModel:
         return torch.cat(parts).view(token_ids[:, 1:].shape)
 
     def _logits(self, token_ids: Int[Tensor, "B T"]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield logits and targets of as many rows as ``LOGITS_AT_ONCE`` allows; the model returns them all."""
+        """Yield logits and targets, those of as many rows at once as ``LOGITS_AT_ONCE`` allows."""
         rows = max(1, LOGITS_AT_ONCE // (token_ids.shape[1] * int(self._model.config.vocab_size)))
         for part in token_ids.to(self.device).split(rows):
             logits = self._model(input_ids=part[:, :-1], use_cache=False).logits
