@@ -1,7 +1,7 @@
 """The recorded losses of a tiny two-stage run.
 
-A refactor leaves them bit for bit on the machine that recorded them, and within rounding elsewhere. A change of numerics
-records new ones in a commit of its own, with the reason:
+A refactor leaves them bit for bit on the machine that recorded them, and within rounding elsewhere. A change of
+numerics records new ones in a commit of its own, with the reason:
 
     ZGCM_RECORD_GOLDEN=1 python -m pytest tests/integration/test_golden.py
 """

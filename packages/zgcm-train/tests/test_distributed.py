@@ -21,7 +21,8 @@ LAYOUTS = [
     pytest.param({"dp_replicate": 2}, 2, id="dp2"),
     pytest.param({"dp_replicate": 2, "dp_shard": 2}, 4, id="hsdp2x2"),
     pytest.param({"tp": 2}, 2, id="tp2"),
-    pytest.param({"cp": 2}, 2, id="cp2"),
+    pytest.param({"tp": 2, "sequence_parallel": False}, 2, id="tp2-whole-sequence"),
+    pytest.param({"cp": 2, "recompute": "full"}, 2, id="cp2-recompute"),
     pytest.param({"tp": 2, "cp": 2}, 4, id="tp2xcp2"),
     pytest.param({"dp_shard": 2, "tp": 2}, 4, id="fsdp2xtp2"),
     pytest.param({"dp_shard": 2, "cp": 2}, 4, id="fsdp2xcp2"),
@@ -31,7 +32,7 @@ LAYOUTS = [
 def recipe_for(data: Path, parallel: dict[str, int]) -> Recipe:
     shapes = {"global_batch": 12, "micro_batch": 1, "cross_document_attention": False}
     stage = [
-        {"name": s, "data": str(data / d), "updates": 5}
+        {"name": s, "data": str(data / d), "updates": 3}
         for s, d in (("first", "stage1"), ("second", "stage2"))
     ]
     values = tiny_recipe(data, data=shapes, parallel=parallel).model_dump(mode="json", exclude_none=True)

@@ -31,6 +31,7 @@ def test_t20_token_arithmetic_of_the_published_run() -> None:
     assert plan.accumulation == 8
     assert plan.devices == 192
     assert plan.flops_per_token == pytest.approx(42.731e9, rel=1e-4)
+    assert plan.flops_per_token_if_all_full == pytest.approx(53.433e9, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -159,6 +159,12 @@ def test_t7_logged_loss_does_not_depend_on_accumulation(data: Path, finished: Pa
         assert loss == pytest.approx(reference, abs=1e-4)
 
 
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_recomputation_changes_no_digit(data: Path, finished: Path, tmp_path: Path, mode: str) -> None:
+    run_recipe(tiny_recipe(data, parallel={"recompute": mode}), tmp_path)
+    assert losses(tmp_path) == losses(finished)
+
+
 class SpoilWeights(Hook):
     """Puts an infinity into a weight's gradient by way of one row of the embedding, for chosen updates."""
 

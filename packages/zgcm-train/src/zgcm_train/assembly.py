@@ -23,6 +23,7 @@ from zgcm_train.files import sha256_text
 from zgcm_train.mesh import Layout, build_layout, default_device
 from zgcm_train.processes import world_size
 from zgcm_train.recipe_file import dump_recipe
+from zgcm_train.recompute import apply_recompute
 from zgcm_train.step import StepSettings
 from zgcm_train.trainer import Parts
 
@@ -65,9 +66,10 @@ def build_decoder(recipe: Recipe, device: torch.device, layout: Layout) -> Decod
     with torch.device("meta"):
         decoder = Decoder(recipe.model.architecture(), kernel=recipe.model.kernel)
     if layout.tensor is not None:
-        apply_tensor_parallel(decoder, layout.tensor)
+        apply_tensor_parallel(decoder, layout.tensor, recipe.parallel.sequence_parallel)
     if layout.context is not None:
         apply_context_parallel(decoder, layout.context)
+    apply_recompute(decoder, recipe.parallel.recompute)
     if layout.sharding is not None:
         shard(decoder, layout.sharding)
     decoder.to_empty(device=device)

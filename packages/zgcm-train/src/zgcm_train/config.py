@@ -100,13 +100,15 @@ class PrecisionSection(Section):
 
 
 class ParallelSection(Section):
-    """Sizes of the mesh axes; their product is the number of devices."""
+    """Sizes of the mesh axes, whose product is the number of devices, and what saves memory on each."""
 
     dp_replicate: PositiveInt = 1
     dp_shard: PositiveInt = 1
     cp: PositiveInt = 1
     tp: PositiveInt = 1
     pp: PositiveInt = 1
+    sequence_parallel: bool = True  # split the residual stream over the tensor-parallel ranks
+    recompute: Literal["none", "selective", "full"] = "none"
 
     @property
     def devices(self) -> int:

@@ -35,7 +35,8 @@ def model_lines(recipe: Recipe) -> list[str]:
 
 def mesh_text(recipe: Recipe) -> str:
     """Return the mesh as text, such as ``dp_shard 2``."""
-    sizes = recipe.parallel.model_dump()
+    parallel = recipe.parallel
+    sizes = {axis: getattr(parallel, axis) for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp")}
     used = [f"{axis} {size}" for axis, size in sizes.items() if size > 1]
     return " x ".join(used) if used else "one device"
 

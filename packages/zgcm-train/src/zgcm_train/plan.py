@@ -30,6 +30,7 @@ class Plan:
     Attributes:
         parameters: of the model, exact.
         flops_per_token: forward and backward, attention windows counted exactly.
+        flops_per_token_if_all_full: the common count that charges every layer as global, to compare with others'.
         flops_total: of the whole run, from that count.
         flops_six_n_d: the common estimate 6 x parameters x tokens, for comparison only.
     """
@@ -41,6 +42,7 @@ class Plan:
     stages: tuple[StagePlan, ...]
     tokens: int
     flops_per_token: int
+    flops_per_token_if_all_full: int
     flops_total: float
     flops_six_n_d: float
     devices: int
@@ -69,7 +71,8 @@ class Plan:
         )
         console.print(stages)
         console.print(
-            f"{self.tokens:,} tokens in all; {self.flops_per_token / 1e9:.3f} GFLOP per token; "
+            f"{self.tokens:,} tokens in all; {self.flops_per_token / 1e9:.3f} GFLOP per token "
+            f"({self.flops_per_token_if_all_full / 1e9:.3f} if every layer were counted as global); "
             f"{self.flops_total:.4g} FLOP in all (6ND would say {self.flops_six_n_d:.4g})"
         )
         for line in (*self.precision, *(f"warning: {w}" for w in self.warnings)):
@@ -81,7 +84,7 @@ def make_plan(recipe: Recipe) -> Plan:
     architecture, data = recipe.model.architecture(), recipe.data
     stages = tuple(_stage_plan(recipe, number) for number in range(len(recipe.stage)))
     tokens, parameters = sum(s.tokens for s in stages), architecture.num_parameters()
-    flops = int(flops_per_token(architecture, data.sequence_length).total)
+    flops = flops_per_token(architecture, data.sequence_length)
     return Plan(
         name=recipe.run.name,
         parameters=parameters,
@@ -89,8 +92,9 @@ def make_plan(recipe: Recipe) -> Plan:
         accumulation=data.global_batch // (data.micro_batch * recipe.parallel.data_parallel),
         stages=stages,
         tokens=tokens,
-        flops_per_token=flops,
-        flops_total=float(flops) * tokens,
+        flops_per_token=int(flops.total),
+        flops_per_token_if_all_full=int(flops.total_if_all_full),
+        flops_total=flops.total * tokens,
         flops_six_n_d=6.0 * parameters * tokens,
         devices=recipe.parallel.devices,
         mesh=mesh_text(recipe),

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from zgcm_data import open_shards
 from zgcm_data.build import BuildError, build
-from zgcm_data.recipe import BuildRecipe, InputRecipe, StageRecipe
+from zgcm_data.recipe import BuildRecipe, HeldoutRecipe, InputRecipe, StageRecipe
 from zgcm_data.records import CorpusError
 from zgcm_train.config import Recipe
 from zgcm_train.console import short_time
@@ -24,6 +24,7 @@ from zgcm_train.report import write_report
 from zgcm_train.report.records import read_records
 from zgcm_train.run import run_recipe
 
+HELDOUT_BYTES = 30_000  # per domain; small, because it is measured three times on a laptop
 BUDGET_MINUTES = 5.0  # the updates of recipes/demo.toml fit this on two cores
 
 
@@ -137,6 +138,7 @@ def build_data(folder: Path, recipe: Recipe, corpus: Path | None, display: DemoD
     first, second = (stage.updates * recipe.data.global_batch for stage in recipe.stage)
     wanted = BuildRecipe(
         sequence_length=recipe.data.sequence_length,
+        heldout=HeldoutRecipe(bytes=HELDOUT_BYTES),
         input=InputRecipe(path=str(corpus.absolute()) if corpus else ""),
         stage1=StageRecipe(rows=first, shrink=True),
         stage2=StageRecipe(rows=second, shrink=True),

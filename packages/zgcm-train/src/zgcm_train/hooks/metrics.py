@@ -81,6 +81,7 @@ class MetricsHook(Hook):
     def _record(self, trainer: Trainer, result: StepResult) -> dict[str, Any]:
         recipe, progress = trainer.parts.recipe, trainer.progress
         rate = self._updates * recipe.tokens_per_update / max(self._seconds, 1e-9)
+        per_device = rate / recipe.parallel.devices
         flops = flops_per_token(recipe.model.architecture(), recipe.data.sequence_length)
         return {
             "kind": "train",
@@ -94,7 +95,8 @@ class MetricsHook(Hook):
             "loss_tokens": progress.loss_tokens,
             "skipped": progress.skipped,
             "tokens_per_second": rate,
-            "model_tflops": rate * flops.total / 1e12 / recipe.parallel.devices,
+            "model_tflops": per_device * flops.total / 1e12,
+            "model_tflops_if_all_full": per_device * flops.total_if_all_full / 1e12,
             "seconds": self._seconds,
             "seconds_left": self._seconds / self._updates * (recipe.total_updates - progress.step),
             "peak_memory_bytes": peak_memory_bytes(trainer.parts.settings.device),
