@@ -72,7 +72,7 @@ def test_memorization_takes_ids_or_text(model, tmp_path, capsys):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["memorization", model, "--samples", str(path), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["n"], report["too_short"]) == (2, 1)
+    assert (report["n"], report["too_short"], report["prefix_id"]) == (2, 1, 256)
     assert [sample["id"] for sample in report["samples"]] == ["a", "2"]
     path.write_text('{"id": "a"}\n')
     assert main(["memorization", model, "--samples", str(path)]) == 2

@@ -114,7 +114,7 @@ def test_reports_of_other_sets_or_other_windows_are_refused(two_models, sets):
         compare_reports(first, evaluate_heldout(two_models[1], sets, HeldoutOptions(context=32)))
     question = AnsweredQuestion("q", 0, (-1.0, -2.0), (1, 1), 0)
     with pytest.raises(ValueError, match="HeldoutReport and ChoicesReport measure different things"):
-        compare_reports(first, ChoicesReport("t", "d", (question,)))
+        compare_reports(first, ChoicesReport("t", "d", 0, (question,)))
     with pytest.raises(ValueError, match="not figures of the same units"):
         compare_metrics(metric([1.0]), metric([1.0], name="other"), OPTIONS)
 

@@ -77,6 +77,8 @@ class LongContextReport:
     """The result of one model."""
 
     digest: str
+    prefix_id: int
+    """The id that stood once before every prompt."""
     trials: tuple[Trial, ...]
 
     def conditions(self) -> dict[str, object]:
@@ -112,6 +114,7 @@ class LongContextReport:
         return {
             "format": FORMAT,
             "digest": self.digest,
+            "prefix_id": self.prefix_id,
             "n": len(self.trials),
             "cells": self.rows(),
             "trials": [asdict(trial) for trial in self.trials],
@@ -120,7 +123,7 @@ class LongContextReport:
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> "LongContextReport":
         """Read what ``as_dict`` wrote."""
-        return cls(record["digest"], tuple(Trial(**trial) for trial in record["trials"]))
+        return cls(record["digest"], record["prefix_id"], tuple(Trial(**trial) for trial in record["trials"]))
 
 
 def evaluate_long_context(
@@ -166,7 +169,7 @@ def evaluate_long_context(
         trials.append(Trial(*cell, retrieved(answer, needle.value), first, answer))
         if progress is not None:
             progress(done, len(cells))
-    return LongContextReport(options.digest, tuple(trials))
+    return LongContextReport(options.digest, model.prefix_id, tuple(trials))
 
 
 def _needle(

@@ -67,6 +67,8 @@ class MemorizationReport:
     """The result of one model on samples of a training set."""
 
     digest: str
+    prefix_id: int
+    """The id that stood once before every prompt."""
     options: MemorizationOptions
     samples: tuple[MemorizedSample, ...]
     too_short: int
@@ -109,6 +111,7 @@ class MemorizationReport:
         return {
             "format": FORMAT,
             "digest": self.digest,
+            "prefix_id": self.prefix_id,
             "options": asdict(self.options),
             "n": len(self.samples),
             "too_short": self.too_short,
@@ -121,7 +124,13 @@ class MemorizationReport:
     def from_dict(cls, record: dict[str, Any]) -> "MemorizationReport":
         """Read what ``as_dict`` wrote."""
         samples = tuple(MemorizedSample(**sample) for sample in record["samples"])
-        return cls(record["digest"], MemorizationOptions(**record["options"]), samples, record["too_short"])
+        return cls(
+            record["digest"],
+            record["prefix_id"],
+            MemorizationOptions(**record["options"]),
+            samples,
+            record["too_short"],
+        )
 
 
 def evaluate_memorization(
@@ -160,7 +169,9 @@ def evaluate_memorization(
             results.append(MemorizedSample(sample.id, _matches(sample.token_ids[options.prefix : need], new)))
         if progress is not None:
             progress(turn + 1, rounds)
-    return MemorizationReport(_digest(long, need), options, tuple(results), len(samples) - len(long))
+    return MemorizationReport(
+        _digest(long, need), model.prefix_id, options, tuple(results), len(samples) - len(long)
+    )
 
 
 def _matches(expected: Sequence[int], produced: Sequence[int]) -> int:

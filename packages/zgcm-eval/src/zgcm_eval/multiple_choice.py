@@ -98,6 +98,8 @@ class ChoicesReport:
 
     task: str
     digest: str
+    prefix_id: int
+    """The id that stood once before every prompt."""
     questions: tuple[AnsweredQuestion, ...]
 
     @property
@@ -138,6 +140,7 @@ class ChoicesReport:
             "format": FORMAT,
             "task": self.task,
             "digest": self.digest,
+            "prefix_id": self.prefix_id,
             "n": len(self.questions),
             "accuracy": self.accuracy,
             "accuracy_per_byte": self.accuracy_per_byte,
@@ -155,7 +158,7 @@ class ChoicesReport:
             )
             for q in record["questions"]
         )
-        return cls(record["task"], record["digest"], questions)
+        return cls(record["task"], record["digest"], record["prefix_id"], questions)
 
 
 def evaluate_choices(
@@ -190,7 +193,7 @@ def evaluate_choices(
         sizes = tuple(len(choice.encode("utf-8")) for choice in question.choices)
         answered.append(AnsweredQuestion(question.id, question.answer, values, sizes, shots))
     _check_spread(task, answered)
-    return ChoicesReport(task.name, task.digest, tuple(answered))
+    return ChoicesReport(task.name, task.digest, model.prefix_id, tuple(answered))
 
 
 def _requests(model: LanguageModel, task: Task, question: Question) -> tuple[list[Request], int]:
