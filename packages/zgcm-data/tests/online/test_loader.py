@@ -261,3 +261,26 @@ def test_a_batch_moves_what_the_model_reads(shards25: ShardSet) -> None:
     assert moved.rows.tolist() == [0, 1, 2, 3, 4]
     on_device = next(iter(Loader(shards25, 5, micro_batch=5, options=LoaderOptions(device="meta"))))
     assert on_device.tokens.is_meta
+
+
+@pytest.mark.parametrize("dp_size", [1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_of_many_short_documents_are_read_right(
+    tmp_path: Path, shard_set: Callable[..., ShardSet], dp_size: int, workers: int
+) -> None:
+    """More than 16 documents need a second block, so the members of such a set are spaced unevenly."""
+    shards = shard_set(tmp_path, 60, sequence_length=96, longest=10, rows_per_shard=11)
+    sizes = [-(-len(row.docs) * 32 // 512) for row in shards]
+    assert len(set(sizes)) > 1
+    ranks = [
+        Loader(shards, 2 * dp_size, rank, dp_size, 2, options=LoaderOptions(workers=workers))
+        for rank in range(dp_size)
+    ]
+    read = []
+    for batch in (batch for loader in ranks for batch in loader):
+        for tokens, documents, row in zip(batch.tokens, batch.document_ids, batch.rows.tolist(), strict=True):
+            wanted = reference(shards[row], shards.manifest.eos_id, isolate=False)
+            assert tokens.tolist() == shards[row].tokens.tolist()
+            assert documents.tolist() == wanted["document_ids"]
+            read.append(row)
+    assert sorted(read) == list(range(60))

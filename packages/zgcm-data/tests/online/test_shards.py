@@ -1,5 +1,6 @@
 """The shard set on disk: deterministic, resumable, read by anyone, and named when broken."""
 
+import errno
 import hashlib
 import io
 import json
@@ -111,6 +112,27 @@ def test_an_interrupted_writer_goes_on_and_keeps_finished_shards(
     write_shards(tmp_path / "set", rows, header(32), rows_per_shard=6)
     assert contents(tmp_path / "set") == contents(tmp_path / "whole")
     assert kept == {name: (tmp_path / "set" / name).stat().st_mtime_ns for name in kept}
+
+
+def test_a_full_disk_names_the_file_and_loses_no_finished_shard(
+    tmp_path: Path, rows: list[Row], header: Callable[..., ManifestHeader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=r"No space left on device; make room and run again") as error:
+        write_shards(tmp_path, rows, header(32), rows_per_shard=6)
+    assert error.value.filename == str(tmp_path / "shard-000002.tar")
+    kept = (tmp_path / "shard-000000.tar").stat().st_mtime_ns
+    write_shards(tmp_path, rows, header(32), rows_per_shard=6)
+    assert verify_shards(tmp_path) == []
+    assert (tmp_path / "shard-000000.tar").stat().st_mtime_ns == kept
 
 
 def test_other_rows_replace_a_set_and_leave_nothing_of_it(

@@ -63,7 +63,8 @@ class LoaderOptions:
             says how many), ``pad`` adds masked rows that count nowhere.
         workers: reading threads; 0 reads in the calling thread. The order never depends on it.
         prefetch: pieces of about 64 rows to hold ready.
-        timeout: seconds without data after which a stalled reader is an error.
+        timeout: seconds without data after which a stalled reading thread of the ``python`` backend is an
+            error.
         pin_memory: page-locked tensors for copies to a GPU; None means yes where there is a GPU.
         device: where batches are delivered, such as ``cuda:0``; None means the CPU.
     """

@@ -7,7 +7,8 @@ run again with the same rows goes on where it stopped.
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -36,7 +37,8 @@ class _ResumableFile:
         if self._present is not None and self._present.read(len(data)) != data:
             self._diverge()
         if self._file is not None:
-            self._file.write(data)
+            with self._explained():
+                self._file.write(data)
         self.hash.update(data)
         self.size += len(data)
 
@@ -58,11 +60,24 @@ class _ResumableFile:
         if self._present is not None and self._present.read(1):
             self._diverge()
         if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._temporary.replace(self.path)
+            with self._explained():
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+                self._temporary.replace(self.path)
         self.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say which file could not be written, and that nothing finished is lost."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror}; make room and run again, shards before it are kept",
+                str(self.path),
+            ) from error
 
     def close(self) -> None:
         for file in (self._present, self._file):
