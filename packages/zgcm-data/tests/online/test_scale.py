@@ -4,8 +4,10 @@ import gc
 import hashlib
 import os
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,24 +88,36 @@ def test_a_row_is_located_without_scanning() -> None:
         uneven.locate(9)
 
 
-def _open_shards() -> int:
-    """Shards that this process holds open and mapped now."""
-    gc.collect()
-    return sum(isinstance(thing, _Shard) for thing in gc.get_objects())
+@pytest.fixture
+def mapped(monkeypatch: pytest.MonkeyPatch) -> "weakref.WeakSet[_Shard]":
+    """The shards that this process holds open and mapped now."""
+    alive: weakref.WeakSet[_Shard] = weakref.WeakSet()
+    opened = _Shard.__init__
+
+    def open_and_note(self: _Shard, *arguments: Any) -> None:
+        opened(self, *arguments)
+        alive.add(self)
+
+    monkeypatch.setattr(_Shard, "__init__", open_and_note)
+    return alive
 
 
 def test_memory_does_not_grow_with_the_set(
-    tmp_path: Path, shard_set: Callable[..., ShardSet], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    shard_set: Callable[..., ShardSet],
+    mapped: "weakref.WeakSet[_Shard]",
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However many shards go by, only a few are mapped: those kept open and those of rows ready to go."""
     monkeypatch.setattr("zgcm_data.loader.fields.BLOCK_ROWS", 2)
-    most, before = [], _open_shards()
-    for name, rows in (("small", 40), ("large", 200)):
+    most = []
+    for name, rows in (("small", 40), ("large", 400)):
         shards = shard_set(tmp_path / name, rows, rows_per_shard=4)
-        most.append(max(_open_shards() - before for _ in Loader(shards, 10, micro_batch=10)))
+        most.append(max(len(mapped) for _ in Loader(shards, 2, micro_batch=2)))
         del shards
-    assert 0 < most[1] <= most[0] + 1
-    assert most[1] <= OPEN_SHARDS + 6
+        gc.collect()
+    assert most[0] >= OPEN_SHARDS
+    assert most[1] <= most[0] + 1 <= OPEN_SHARDS + 6
 
 
 def test_one_row_is_like_any_other(large: Path) -> None:
