@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from zgcm_optim import Muon
+from zgcm_optim import TABLES, Muon
 
 INSTALL = "pip install muon-optimizer optimuon pytorch-optimizer omnimuon heavyball"
 
 # What all of them are set to: K. Jordan's coefficients, five steps, Nesterov momentum 0.95, decay 0.1.
-TRIPLE = (3.4445, -4.7750, 2.0315)
+TRIPLE = TABLES["simple"].triples[0]
 RATE, DECAY = 1e-3, 0.1
 
 Params = Sequence[nn.Parameter]

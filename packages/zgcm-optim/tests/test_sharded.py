@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # once here, or every forked rank imports it again
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from zgcm_optim import Muon, clip_grad_norm_, count_operations, route_parameters
+from zgcm_optim import Muon, clip_grad_norm_, count_operations, exchange, route_parameters
 from zgcm_optim.exchange import count_traffic
 from zgcm_testing import assert_sharded_equal, run_ranks
 
@@ -70,11 +71,20 @@ def run_layout(
         assert_sharded_equal(parameter, whole, atol=1e-5)
 
 
+def run_layouts(rank: int, world: int, settings: dict, expected: list[Tensor]) -> str:
+    for layout in LAYOUTS:
+        try:
+            run_layout(rank, world, layout, settings, expected, None)
+        except Exception as error:
+            error.add_note(f"layout: {layout}")
+            raise
+    return "all layouts"
+
+
 @pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_sharded_equals_unsharded_over_ten_steps(layout: str, world: int) -> None:
+def test_every_layout_equals_unsharded_over_ten_steps(world: int) -> None:
     settings = {"dtype": torch.float32, "nesterov": world != 3}
-    run_ranks(run_layout, world, layout, settings, unsharded(settings, 10), None)
+    assert run_ranks(run_layouts, world, settings, unsharded(settings, 10)) == ["all layouts"] * world
 
 
 @pytest.mark.parametrize("layout", ["fsdp", "rows and columns", "hsdp"])
@@ -271,6 +281,35 @@ def test_ranks_share_the_work_of_one_and_send_their_shard_at_most_twice(kind: st
     for _, sent, shard in counted:
         assert sent <= 2 * shard + largest
     assert sum(sent for _, sent, _ in counted) <= 2 * sum(shard for _, _, shard in counted)
+
+
+def run_recorded(rank: int, world: int) -> list[tuple[str, int]]:
+    calls: list[tuple[str, int]] = []
+
+    def record(name: str, original: Any) -> Any:
+        def wrapped(self: Any, number: int, *args: Any) -> Any:
+            calls.append((name, number))
+            return original(self, number, *args)
+
+        return wrapped
+
+    for name in ("_gather", "_orthogonalize", "_return", "_apply"):
+        setattr(exchange._Exchange, name, record(name, getattr(exchange._Exchange, name)))
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
+    params = [nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])) for _ in range(16)]
+    for parameter in params:
+        parameter.grad = distribute_tensor(torch.eye(4), mesh, [Shard(0)])
+    Muon(params, 0.1).step()
+    return calls
+
+
+def test_exchanges_are_under_way_while_other_matrices_are_computed() -> None:
+    calls = run_ranks(run_recorded, 2)[0]
+    rounds = 1 + max(number for _, number in calls)
+    assert rounds == 4
+    for number in range(rounds - 1):
+        assert calls.index(("_gather", number + 1)) < calls.index(("_orthogonalize", number))
+        assert calls.index(("_orthogonalize", number + 1)) < calls.index(("_apply", number))
 
 
 # --- saving at one number of ranks and loading at another ------------------------------------------------------

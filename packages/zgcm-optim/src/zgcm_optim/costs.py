@@ -39,7 +39,7 @@ class Crossover:
 # Measured for "cpu" (2 cores, AVX-512 BF16; benchmarks/test_orthogonalize_benchmark.py). Other devices have no
 # symmetric product here, so their row is where the operation counts of the two methods meet, with a margin.
 CROSSOVERS: dict[str, tuple[Crossover, ...]] = {
-    "cpu": (Crossover(128, 1.6),),
+    "cpu": (Crossover(128, 2.0), Crossover(512, 1.8), Crossover(768, 1.6)),
     "other": (Crossover(128, 2.0),),
 }
 

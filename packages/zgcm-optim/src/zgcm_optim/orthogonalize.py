@@ -115,15 +115,18 @@ def orthogonalize_each(sources: Sequence[Callable[[], Tensor]], iteration: Itera
         For each source the result ``[rows, columns]`` in the dtype of the body, in order; it may be
         overwritten when a later one is asked for.
     """
-    pending, workspace = list(sources), None
+    pending = list(sources)
+    workspace: _Workspace | None = None
     while pending:
-        first = pending.pop(0)().flatten(0, -2)
+        first = pending[0]().flatten(0, -2)
         if workspace is None:
-            workspace = _Workspace.of(first, 1 + len(pending), iteration)
-        room = workspace.capacity - 1
-        batch = [first, *(source().flatten(0, -2) for source in pending[:room])]
-        del pending[:room]
-        yield from workspace.run(batch)
+            workspace = _Workspace.of(first, len(pending), iteration)
+        workspace.load(first)
+        del first  # only one direction in full precision is alive at a time
+        for source in pending[1 : workspace.capacity]:
+            workspace.load(source().flatten(0, -2))
+        del pending[: workspace.capacity]
+        yield from workspace.run()
 
 
 def normalize_into(target: Tensor, matrix: Tensor) -> None:
@@ -152,6 +155,7 @@ class _Workspace:
 
     def __init__(self, short: int, long: int, capacity: int, like: Tensor, iteration: Iteration) -> None:
         self.capacity, self._triples = capacity, iteration.triples
+        self._tall: list[bool] = []
         method = iteration.method
         self._gram = (choose_method(short, long, like.device.type) if method == "auto" else method) == "gram"
         self._wide = like.new_empty((2, capacity, short, long), dtype=iteration.dtype)
@@ -166,13 +170,16 @@ class _Workspace:
         capacity = 1 if alone else min(count, max(1, BATCH_ELEMENTS // first.numel()))
         return cls(short, long, capacity, first, iteration)
 
-    def run(self, batch: list[Tensor]) -> list[Tensor]:
-        """Orthogonalize the matrices ``[rows, columns]`` of one batch."""
-        count = len(batch)
-        wide, square = self._wide[:, :count], self._square[:, :count]
-        tall = [matrix.shape[0] > matrix.shape[1] for matrix in batch]
-        for target, matrix, transposed in zip(wide[0], batch, tall, strict=True):
-            normalize_into(target, matrix.mT if transposed else matrix)
+    def load(self, matrix: Tensor) -> None:
+        """Add a matrix ``[rows, columns]`` to the batch, normalized."""
+        tall = matrix.shape[0] > matrix.shape[1]
+        normalize_into(self._wide[0, len(self._tall)], matrix.mT if tall else matrix)
+        self._tall.append(tall)
+
+    def run(self) -> list[Tensor]:
+        """Orthogonalize the batch and empty it; the results live until the next one is loaded."""
+        tall, self._tall = self._tall, []
+        wide, square = self._wide[:, : len(tall)], self._square[:, : len(tall)]
         if self.capacity == 1:
             wide, square = wide[:, 0], square[:, 0]
         iterate = _gram if self._gram else _standard
