@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from zgcm_model import Decoder, attention, initialize
+from zgcm_model import Decoder, attention, generate, initialize
 from zgcm_model.kernels import choose_kernel, make_kernel
 from zgcm_model.kernels.flex import FlexKernel
 from zgcm_model.kernels.reference import ReferenceKernel
@@ -35,6 +35,15 @@ def test_flex_rules_equal_reference(window, past):
         got = attention(query, key, value, window=window, document_ids=ids, kernel=FlexKernel(compiled=False))
         expected = attention(query, key, value, window=window, document_ids=ids, kernel="reference")
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_decodes_with_a_cache(toy):
+    decoder, ids = (
+        initialize(Decoder(toy, kernel=FlexKernel(compiled=False)), 3),
+        torch.randint(0, 97, (1, 20)),
+    )
+    assert torch.equal(generate(decoder, ids, 8), generate(initialize(Decoder(toy), 3), ids, 8))
 
 
 def test_auto_picks_flex_on_a_gpu():

@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zgcm_model.kernels.banded import BandedKernel
 from zgcm_model.kernels.protocol import Documents
+
+FEW_QUERIES = 16
+"""Up to here fused attention with a mask is used: decoding would compile anew at every length."""
+_KEPT_MASKS = 16
 
 _Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -24,12 +29,15 @@ class FlexKernel:
 
     def __init__(self, compiled: bool = True) -> None:
         self._attend = _flex_attention(compiled)
+        self._few = BandedKernel()
         self._masks: dict[tuple[int, int, int | None, torch.device], Any] = {}
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, window: int | None, documents: Documents | None
     ) -> Tensor:
         """Attend as :class:`~zgcm_model.kernels.protocol.AttentionKernel` says."""
+        if query.shape[1] <= FEW_QUERIES:
+            return self._few(query, key, value, window=window, documents=documents)
         mask = self._mask(query, key, window, documents)
         out: Tensor = self._attend(
             query.transpose(1, 2),
@@ -51,6 +59,8 @@ class FlexKernel:
             )
         place = (*lengths, window, query.device)
         if place not in self._masks:
+            if len(self._masks) == _KEPT_MASKS:
+                self._masks.clear()
             self._masks[place] = _block_mask(rule, None, query, key)
         return self._masks[place]
 
@@ -101,4 +111,4 @@ def _block_mask(rule: _Rule, batch: int | None, query: Tensor, key: Tensor) -> A
 def _flex_attention(compiled: bool) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    return torch.compile(flex_attention) if compiled else flex_attention
