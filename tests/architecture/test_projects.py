@@ -80,3 +80,10 @@ def test_links_between_documents_lead_somewhere(root):
 def test_commands_are_declared(name, root):
     text = (root / "packages" / name / "pyproject.toml").read_text(encoding="utf-8")
     assert re.search(rf'\[project\.scripts\]\n{name} = "{name.replace("-", "_")}\.cli:\w+"', text)
+
+
+def test_p3_no_two_packages_share_a_namespace(project):
+    source = project.folder / "src"
+    tops = sorted(path.name for path in source.iterdir() if path.name != "__pycache__")
+    assert tops == [project.package], f"{source} holds {tops}; one import package per distribution"
+    assert (source / project.package / "__init__.py").is_file()
