@@ -7,7 +7,7 @@ process by default and, unchanged, on a Ray cluster after ``use_runner("ray", ad
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,18 @@ def rows(frame: Any) -> list[dict[str, Any]]:
     """
     result: list[dict[str, Any]] = frame.to_pylist()
     return result
+
+
+def joined(frames: Sequence[Any]) -> Any:
+    """Put frames with equal columns one below the other.
+
+    Args:
+        frames: At least one frame.
+
+    Returns:
+        One frame.
+    """
+    return reduce(lambda above, below: above.concat(below), frames)
 
 
 def batches(path: Path, columns: Sequence[str], size: int = 1024) -> Iterator[Any]:

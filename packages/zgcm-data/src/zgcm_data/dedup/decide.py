@@ -10,7 +10,7 @@ from typing import Any
 
 from zgcm_data import engine
 from zgcm_data.dedup.clusters import connected_components
-from zgcm_data.dedup.signatures import band_frame, similarity
+from zgcm_data.dedup.signatures import band_frames, similar
 from zgcm_data.recipe import DedupRecipe
 
 
@@ -25,33 +25,34 @@ def decide_duplicates(signatures: Any, recipe: DedupRecipe) -> Any:
         A collected frame (id, kind, match, similarity): ``kind`` is ``""`` for a survivor, else
         ``"exact"`` or ``"near"`` with the id of the survivor.
     """
-    column = engine.daft().col
-    exact = survivors(signatures, "content_key")
-    exact = exact.select("id", "content_key", "bytes", "rank", "shingles", "signature", "survivor").collect()
-    first = exact.where(column("id") == column("survivor")).exclude("survivor")
-    pairs = near_pairs(first, recipe).collect()
-    near = near_matches(first, pairs, recipe)
-    lit = engine.daft().lit
+    column, lit = engine.daft().col, engine.daft().lit
+    facts = signatures.select("id", "content_key", "bytes", "rank")
+    exact = survivors(facts, "content_key").collect()
     copies = exact.where(column("id") != column("survivor"))
     copies = copies.select(
         "id", lit("exact").alias("kind"), column("survivor").alias("match"), lit(1.0).alias("similarity")
-    )
+    ).collect()
+    first = signatures.join(copies.select("id"), on="id", how="anti")
+    near = near_matches(first, near_pairs(first, recipe), recipe)
     removed = copies.concat(near)
-    kept = signatures.select("id").join(removed.select("id"), on="id", how="anti")
+    kept = facts.select("id").join(removed.select("id"), on="id", how="anti")
     kept = kept.select("id", lit("").alias("kind"), lit("").alias("match"), lit(0.0).alias("similarity"))
     return follow(removed.concat(kept)).collect()
 
 
 def near_pairs(frame: Any, recipe: DedupRecipe) -> Any:
-    """Return the pairs (id, match, similarity) of near duplicates, each with ``match`` before ``id``."""
+    """Return the pairs (id, match) of near duplicates, each with ``match`` before ``id``, as a collected frame."""
     column = engine.daft().col
-    bands = band_frame(frame, recipe, rows=recipe.rows).collect()
-    buckets = bands.groupby("band").agg(column("id").min().alias("match"), column("id").count().alias("size"))
-    buckets = buckets.where(column("size") > 1).select("band", "match")
-    pairs = (
-        bands.join(buckets, on="band").where(column("id") != column("match")).select("id", "match").distinct()
-    )
-    return similarity(pairs, frame, recipe).where(column("similarity") >= recipe.threshold)
+    found = []
+    for bands in band_frames(frame, recipe, rows=recipe.rows, count=frame.count_rows()):
+        bands = bands.collect()
+        buckets = bands.groupby("band").agg(
+            column("id").min().alias("match"), column("id").count().alias("size")
+        )
+        buckets = buckets.where(column("size") > 1).select("band", "match")
+        pairs = bands.join(buckets, on="band").where(column("id") != column("match")).select("id", "match")
+        found.append(similar(pairs.distinct().collect(), frame, recipe, recipe.threshold))
+    return engine.joined(found).select("id", "match").distinct().collect()
 
 
 def near_matches(frame: Any, pairs: Any, recipe: DedupRecipe) -> Any:
@@ -62,9 +63,9 @@ def near_matches(frame: Any, pairs: Any, recipe: DedupRecipe) -> Any:
         return empty.select(
             "id", lit("near").alias("kind"), column("id").alias("match"), lit(0.0).alias("similarity")
         )
-    members = frame.join(connected_components(pairs), on="id")
+    members = frame.select("id", "bytes", "rank").join(connected_components(pairs), on="id")
     ranked = survivors(members, "cluster").where(column("id") != column("survivor"))
-    matched = similarity(ranked.select("id", column("survivor").alias("match")), frame, recipe)
+    matched = similar(ranked.select("id", column("survivor").alias("match")).collect(), frame, recipe, 0.0)
     return matched.select("id", lit("near").alias("kind"), "match", "similarity")
 
 

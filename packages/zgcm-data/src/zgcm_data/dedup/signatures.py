@@ -5,6 +5,7 @@ without spaces (Han, Kana, Thai, Lao, Khmer, Myanmar) is a word of its own, so t
 n-grams of characters there.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ UNSPACED = r"([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar
 NOT_WORD = r"[^\p{L}\p{M}\p{N}]+"
 SENSITIVE_ROWS = 4
 SEED = 1
+ROWS_AT_ONCE = 3_000_000
+PAIRS_AT_ONCE = 200_000
 
 
 def signature_frame(frame: Any, recipe: DedupRecipe) -> Any:
@@ -50,26 +53,39 @@ def minhash(recipe: DedupRecipe) -> Any:
     )
 
 
-def band_frame(signatures: Any, recipe: DedupRecipe, *, rows: int) -> Any:
-    """Return (id, band): one row for every LSH band of every document long enough.
+def band_frames(signatures: Any, recipe: DedupRecipe, *, rows: int, count: int) -> Iterator[Any]:
+    """Yield (id, band) frames, one row for every LSH band of every document long enough.
+
+    Bands are computed a few at a time, so that no frame holds many more than ``ROWS_AT_ONCE`` rows.
 
     Args:
         signatures: See ``signature_frame``.
         recipe: Shape of the signatures and smallest number of shingles.
         rows: Hash values per band; fewer find more pairs.
+        count: Documents, roughly.
 
-    Returns:
-        A lazy frame; ``band`` is a 64-bit number that includes the band's position.
+    Yields:
+        Lazy frames; ``band`` is a 64-bit number that includes the band's position.
     """
-    kind, column = engine.daft().DataType, engine.daft().col
+    column = engine.daft().col
+    total = recipe.bands * recipe.rows // rows
+    step = min(total, max(1, ROWS_AT_ONCE // max(count, 1)))
+    long_enough = signatures.where(column("shingles") >= recipe.min_shingles)
+    for first in range(0, total, step):
+        chosen = range(first, min(first + step, total))
+        yield long_enough.select("id", bands_of(recipe, rows, chosen).alias("band")).explode("band")
+
+
+def bands_of(recipe: DedupRecipe, rows: int, chosen: range) -> Any:
+    """Return the expression of the keys of some bands of a signature."""
+    kind = engine.daft().DataType
     hashes = recipe.bands * recipe.rows
 
     def run(signature: Any) -> Any:
-        return engine.arrow().array(list(band_keys(matrix(signature, hashes), rows)))
+        keys = band_keys(matrix(signature, hashes), rows)[:, chosen.start : chosen.stop]
+        return engine.arrow().array(list(keys), type=engine.arrow().list_(engine.arrow().uint64()))
 
-    bands = engine.function(kind.list(kind.uint64()))(run)(column("signature"))
-    long_enough = signatures.where(column("shingles") >= recipe.min_shingles)
-    return long_enough.select("id", bands.alias("band")).explode("band")
+    return engine.function(kind.list(kind.uint64()))(run)(engine.daft().col("signature"))
 
 
 def band_keys(signature: NDArray[np.uint32], rows: int) -> NDArray[np.uint64]:
@@ -91,28 +107,42 @@ def band_keys(signature: NDArray[np.uint32], rows: int) -> NDArray[np.uint64]:
     return keys
 
 
-def similarity(pairs: Any, signatures: Any, recipe: DedupRecipe) -> Any:
-    """Add to (id, match) the part of equal hash values, which estimates their Jaccard similarity.
+def similar(pairs: Any, signatures: Any, recipe: DedupRecipe, at_least: float) -> Any:
+    """Keep the pairs (id, match) that are similar: by the part of equal hash values, an estimate of Jaccard.
 
     Args:
-        pairs: A frame with ``id`` and ``match``.
+        pairs: A collected frame with ``id`` and ``match``.
         signatures: See ``signature_frame``.
         recipe: Shape of the signatures.
+        at_least: Smallest similarity to keep.
 
     Returns:
-        The frame with ``similarity`` in [0, 1].
+        A collected frame (id, match, similarity).
     """
-    kind, column = engine.daft().DataType, engine.daft().col
-    hashes = recipe.bands * recipe.rows
+    column = engine.daft().col
     left = signatures.select(column("id"), column("signature").alias("left"))
     right = signatures.select(column("id").alias("match"), column("signature").alias("right"))
+    parts = pairs.count_rows() // PAIRS_AT_ONCE + 1
+    kept = []
+    for number in range(parts):
+        part = pairs
+        if parts > 1:
+            part = pairs.where(engine.daft().functions.hash(column("id")) % parts == number)
+        joined = part.join(left, on="id").join(right, on="match")
+        scored = joined.select("id", "match", agreement(recipe).alias("similarity"))
+        kept.append(scored.where(column("similarity") >= at_least).collect())
+    return engine.joined(kept)
+
+
+def agreement(recipe: DedupRecipe) -> Any:
+    """Return the expression of the part of equal hash values of the columns ``left`` and ``right``."""
+    column = engine.daft().col
+    hashes = recipe.bands * recipe.rows
 
     def run(first: Any, second: Any) -> Any:
         return np.mean(matrix(first, hashes) == matrix(second, hashes), axis=1)
 
-    joined = pairs.join(left, on="id").join(right, on="match")
-    score = engine.function(kind.float64())(run)(column("left"), column("right"))
-    return joined.with_column("similarity", score).exclude("left", "right")
+    return engine.function(engine.daft().DataType.float64())(run)(column("left"), column("right"))
 
 
 def matrix(series: Any, hashes: int) -> NDArray[np.uint32]:

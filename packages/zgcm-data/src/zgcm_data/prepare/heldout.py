@@ -83,7 +83,7 @@ def hold_out(steps: Steps, recipe: BuildRecipe, clean_of: dict[str, Any]) -> dic
         chosen = choose(documents, recipe.heldout)
         result = freeze(steps, chosen, folder)
         tell(0.5, "near duplicates")
-        signatures = engine.read(steps.work / "signatures").join(kept, on="id").collect()
+        signatures = engine.read(steps.work / "signatures").join(kept, on="id", how="semi")
         reference = signatures.join(chosen.select("id"), on="id", how="semi")
         rest = signatures.join(chosen.select("id"), on="id", how="anti")
         engine.write(exclude(rest, reference, recipe.dedup).sort("id"), excluded)
