@@ -1,6 +1,6 @@
 """How fast rows become int64 tensors, in order, against other loaders.
 
-One core, page cache warm, rows of 4,097 tokens of a vocabulary of 154,880. Every reader gets the same rows in
+One core, page cache warm, rows of 4,097 tokens of a vocabulary of 154,880, micro batches of 64. Every reader gets the same rows in
 its own format and hands out int64 tensors in order; ours also give loss masks, document ids and the ledger's
 counts per source. Time is CPU time of the process, all its threads together, so that what else runs on the
 machine counts as little as it can; the readers take turns, several rounds each, and the best round counts. The reading
@@ -40,7 +40,7 @@ from zgcm_data import (
 )
 from zgcm_data.megatron import write_indexed
 
-LENGTH, ROWS, ROUNDS, BATCH = 4096, 8192, 7, 16
+LENGTH, ROWS, ROUNDS, BATCH = 4096, 8192, 7, 64
 WIDTH = LENGTH + 1
 Reader = Callable[[], Iterator[torch.Tensor]]
 

@@ -122,7 +122,7 @@ class BlockBatches:
     """
 
     def __init__(self, job: Job, first: int, count: int) -> None:
-        self._job, self.count = job, count
+        self._job, self.count, self._pin = job, count, job.pin_memory
         self._positions = job.positions(first, count)
         self._block = look_up(job, self._positions)
         sources, isolate = len(job.manifest.sources), job.options.isolate_documents
@@ -148,7 +148,7 @@ class BlockBatches:
         place = (first * size, stop * size)
         made = (self._tokens(*place), self._fields.loss_mask(*place), self._fields.document_ids(*place))
         tensors = [torch.from_numpy(array) for array in made]
-        if self._job.pin_memory:
+        if self._pin:
             tensors = [tensor.pin_memory() for tensor in tensors]
         parts = [tensor.view(stop - first, size, -1).unbind() for tensor in tensors]
         counts = [column[first:stop] for column in self._counts]

@@ -2,10 +2,7 @@
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import numpy as np
 
@@ -33,14 +30,16 @@ def batches(job: Job) -> Iterator[Batch]:
         for first, count in job.blocks():
             yield from BlockBatches(job, first, count)
         return
-    with _Readers(job.options.workers, job.options.timeout) as readers:
-        waiting: deque[Future[Batches]] = deque()
+    readers = _Readers(job.options.workers, job.options.timeout)
+    try:
         for task in _tasks(job):
-            waiting.append(readers.submit(task))
-            if len(waiting) > job.options.prefetch:
-                yield from readers.wait(waiting.popleft())
-        while waiting:
-            yield from readers.wait(waiting.popleft())
+            readers.submit(task)
+            if readers.waiting > job.options.prefetch:
+                yield from readers.next()
+        while readers.waiting:
+            yield from readers.next()
+    finally:
+        readers.stop()
 
 
 def _keep_freed_memory() -> None:
@@ -77,44 +76,69 @@ class _SharedBlock:
             return self._block
 
 
-class _Readers:
-    """Reading threads. They are daemons, so a stalled file system cannot keep the process alive."""
+class _Reader:
+    """A reading thread that takes tasks and hands out what they gave, or their error, in the same order.
 
-    def __init__(self, count: int, timeout: float) -> None:
-        self._count, self._timeout = count, timeout
-        self._tasks: queue.SimpleQueue[tuple[Future[Batches], Task] | None] = queue.SimpleQueue()
-        self._stopped = threading.Event()
+    It is a daemon, so a stalled file system cannot keep the process alive.
+    """
 
-    def __enter__(self) -> "_Readers":
-        for number in range(self._count):
-            threading.Thread(target=self._work, name=f"zgcm-reader-{number}", daemon=True).start()
-        return self
+    def __init__(self, number: int) -> None:
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Batches | BaseException] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name=f"zgcm-reader-{number}", daemon=True).start()
 
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        for _worker in range(self._count):
-            self._tasks.put(None)
+    def submit(self, task: Task | None) -> None:
+        """Add a task; None ends the thread."""
+        self._tasks.put(task)
 
-    def submit(self, task: Task) -> "Future[Batches]":
-        future: Future[Batches] = Future()
-        self._tasks.put((future, task))
-        return future
-
-    def wait(self, future: "Future[Batches]") -> Batches:
+    def wait(self, timeout: float) -> Batches:
+        """Return what the oldest task gave."""
         try:
-            return future.result(self._timeout)
-        except FutureTimeoutError as error:
-            if future.done():
-                raise
+            result = self._results.get(timeout=timeout)
+        except queue.Empty as error:
             raise TimeoutError(
-                f"no data for {self._timeout} seconds; check the storage that holds the shards, or raise the "
+                f"no data for {timeout} seconds; check the storage that holds the shards, or raise the "
                 "loader option 'timeout'"
             ) from error
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def _work(self) -> None:
-        while (task := self._tasks.get()) is not None and not self._stopped.is_set():
-            future, read = task
+        while (task := self._tasks.get()) is not None:
             try:
-                future.set_result(read())
+                self._results.put(task())
             except BaseException as error:
-                future.set_exception(error)
+                self._results.put(error)
+
+
+class _Readers:
+    """Reading threads that take turns, so that results come in the order of the tasks.
+
+    Args:
+        count: threads.
+        timeout: seconds to wait for a result.
+    """
+
+    def __init__(self, count: int, timeout: float) -> None:
+        self._readers = [_Reader(number) for number in range(count)]
+        self._timeout = timeout
+        self._submitted = self._received = 0
+
+    @property
+    def waiting(self) -> int:
+        """Tasks whose results have not been taken."""
+        return self._submitted - self._received
+
+    def submit(self, task: Task) -> None:
+        self._readers[self._submitted % len(self._readers)].submit(task)
+        self._submitted += 1
+
+    def next(self) -> Batches:
+        batches = self._readers[self._received % len(self._readers)].wait(self._timeout)
+        self._received += 1
+        return batches
+
+    def stop(self) -> None:
+        for reader in self._readers:
+            reader.submit(None)
