@@ -11,6 +11,10 @@ FILE_LINES_EVER = 400
 FUNCTION_LINES = 50
 RARELY_OVER = 30
 """Nine functions in ten stay within this many lines."""
+PARAMETERS = 7
+"""Five as a rule, counting those that are named only."""
+PROMISED = {"zgcm_optim.muon:__init__", "zgcm_data.loader.loader:__init__"}
+"""Signatures that users rely on as they are."""
 VERSIONS = [(3, 11), (3, 12), (3, 13)]
 
 
@@ -36,6 +40,21 @@ def test_functions_are_short(modules):
     assert not long, f"over {FUNCTION_LINES} lines: {long}"
     share = sum(lines > RARELY_OVER for lines in lengths.values()) / len(lengths)
     assert share < 0.1, f"{share:.0%} of the functions are over {RARELY_OVER} lines"
+
+
+def parameters(function):
+    names = [a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+    return [name for name in names if name not in ("self", "cls")]
+
+
+def test_functions_take_few_parameters(modules):
+    many = {
+        f"{m.name}:{f.name}": len(parameters(f))
+        for m in modules
+        for f in functions(m.tree)
+        if len(parameters(f)) > PARAMETERS
+    }
+    assert set(many) <= PROMISED, f"more than {PARAMETERS} parameters, use a configuration object: {many}"
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
