@@ -1,7 +1,7 @@
 """Near-deduplication against datatrove, in one run on the same corpus: 14 bands of 8, 5-grams of words.
 
 Run with: python -m pytest packages/zgcm-data/benchmarks/test_prepare_peers.py -s
-(needs datatrove and its word tokenizer: pip install datatrove spacy)
+(needs datatrove and its word tokenizer: pip install datatrove spacy orjson)
 """
 
 import json
