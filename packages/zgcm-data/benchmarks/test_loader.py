@@ -1,10 +1,11 @@
 """How fast rows become int64 tensors, in order, against other loaders.
 
-One core, page cache warm, rows of 4,097 tokens of a vocabulary of 154,880, micro batches of 64. Every reader gets the same rows in
-its own format and hands out int64 tensors in order; ours also give loss masks, document ids and the ledger's
-counts per source. Time is CPU time of the process, all its threads together, so that what else runs on the
-machine counts as little as it can; the readers take turns, several rounds each, and the best round counts. The reading
-thread of the python backend cannot help on one core, so it is shown both with and without.
+One core, page cache warm, rows of 4,097 tokens of a vocabulary of 154,880, our micro batches of 64 rows. Every
+reader gets the same rows in its own format and hands out int64 tensors in order; ours also give loss masks,
+document ids and the ledger's counts per source. Time is CPU time of the process, all its threads together, so
+that what else runs on the machine counts as little as it can; the readers take turns, several rounds each, and
+the best round counts. The reading thread of the python backend cannot help on one core, so it is shown with
+and without.
 
 Peers are needed here only: ``pip install webdataset mosaicml-streaming litdata megatron-core
 nvidia-dali-cuda130``. One that is not installed is left out of the table and of the ratios.
