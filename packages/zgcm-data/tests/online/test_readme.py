@@ -10,7 +10,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 def test_the_example_of_loading_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = README.read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text.partition("## Loading\n")[2], re.DOTALL)
+    blocks = re.findall(r"```py\n(.*?)```", text.partition("## Loading\n")[2], re.DOTALL)
     assert len(blocks) == 1
     monkeypatch.chdir(tmp_path)
     space: dict[str, object] = {"__name__": "readme"}
