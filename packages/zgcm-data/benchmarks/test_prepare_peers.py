@@ -1,7 +1,7 @@
 """Near-deduplication against datatrove, in one run on the same corpus: 14 bands of 8, 5-grams of words.
 
 Run with: python -m pytest packages/zgcm-data/benchmarks/test_prepare_peers.py -s
-(needs datatrove and its word tokenizer: pip install datatrove spacy orjson)
+(needs datatrove and its word tokenizer: pip install datatrove spacy orjson "xxhash<4")
 """
 
 import json
@@ -31,6 +31,7 @@ from zgcm_data.sources.files import ReadOptions, ReadReport
 
 MEGABYTES = 3.0
 FACTOR = 15
+WORKERS = 2
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     engine.write(clean_frame(engine.read(folder / "records"), CleanRecipe()), folder / "clean")
     (folder / "peer").mkdir()
     rows = engine.read(folder / "clean").select("id", "text").to_pylist()
-    (folder / "peer" / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for part in range(WORKERS):
+        lines = "".join(json.dumps(row) + "\n" for row in rows[part::WORKERS])
+        (folder / "peer" / f"texts-{part}.jsonl").write_text(lines)
     return folder
 
 
@@ -59,13 +62,17 @@ def theirs(folder: Path) -> set[str]:
     )
     work, reader = folder / "work", JsonlReader(str(folder / "peer"), compression=None)
     stages = [
-        ([reader, MinhashDedupSignature(f"{work}/signatures", config)], 1),
-        ([MinhashDedupBuckets(f"{work}/signatures", f"{work}/buckets", config)], 14),
-        ([MinhashDedupCluster(f"{work}/buckets", f"{work}/removed", config)], 1),
-        ([reader, MinhashDedupFilter(f"{work}/removed"), JsonlWriter(f"{work}/out", compression=None)], 1),
+        ([reader, MinhashDedupSignature(f"{work}/signatures", config=config)], WORKERS),
+        ([MinhashDedupBuckets(f"{work}/signatures", f"{work}/buckets", config=config)], 14),
+        ([MinhashDedupCluster(f"{work}/buckets", f"{work}/removed", config=config)], 1),
+        (
+            [reader, MinhashDedupFilter(f"{work}/removed"), JsonlWriter(f"{work}/out", compression=None)],
+            WORKERS,
+        ),
     ]
     for steps, tasks in stages:
-        LocalPipelineExecutor(steps, tasks=tasks, workers=2, skip_completed=False).run()
+        logs = str(work / "logs" / str(len(list(work.glob("logs/*")))))
+        LocalPipelineExecutor(steps, tasks=tasks, workers=WORKERS, logging_dir=logs).run()
     files = sorted((work / "out").glob("*.jsonl"))
     return {json.loads(line)["id"] for file in files for line in file.read_text().split("\n") if line}
 

@@ -353,3 +353,29 @@ def test_documents_that_hold_an_evaluation_passage_leave_and_name_it(
     assert [(row["id"], row["match"]) for row in found] == [(documents[3]["id"], "exam-1")]
     assert found[0]["shared"] >= 8 - 1
     assert documents[3]["id"] not in engine.read(tmp_path / "out" / "work" / "pool").to_pydict()["id"]
+
+
+def test_corpus_of_code_alone_and_of_prose_alone(
+    tmp_path: Path, documents: Documents, write_corpus: Write, make_recipe: Recipe
+) -> None:
+    for category in ("code", "general_text"):
+        chosen = [item for item in documents if item["category"] == category]
+        corpus = write_corpus(tmp_path / f"{category}.jsonl", chosen)
+        stages = {"stage1": {"rows": 20}, "stage2": {"rows": 20}}
+        result = build(make_recipe(corpus, tokenizer={"vocab_size": 400}, **stages), tmp_path / category)
+        assert [item["name"] for item in result.report["funnel"]["heldout"]["domains"]] == [category]
+        assert len(open_shards(result.stage1)) == 20
+
+
+def test_corpus_that_is_too_small_says_what_is_missing(
+    tmp_path: Path, documents: Documents, write_corpus: Write, make_recipe: Recipe
+) -> None:
+    one = write_corpus(tmp_path / "one.jsonl", documents[:1])
+    with pytest.raises(CorpusError, match="no category has two documents, so nothing can be held out"):
+        build(make_recipe(one), tmp_path / "one")
+    few = write_corpus(tmp_path / "few.jsonl", documents[:12])
+    with pytest.raises(CorpusError, match=r"gives a tokenizer of \d+ entries, not 8192"):
+        build(make_recipe(few, tokenizer={}), tmp_path / "few")
+    empty = write_corpus(tmp_path / "empty.jsonl", [{"text": " "}, {"text": "short"}])
+    with pytest.raises(CorpusError, match=r"cleaning keeps no document .*'empty': 1, 'too_short': 1"):
+        build(make_recipe(empty), tmp_path / "empty")

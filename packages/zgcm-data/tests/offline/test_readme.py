@@ -1,7 +1,10 @@
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from zgcm_data.recipe import BuildRecipe
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -12,3 +15,8 @@ def test_example_of_the_readme_runs_as_written(monkeypatch: pytest.MonkeyPatch, 
     assert len(blocks) == 1
     exec(compile(blocks[0], str(README), "exec"), {"__name__": "readme"})
     assert (tmp_path / "data" / "stage2" / "manifest.json").is_file()
+
+
+def test_recipe_of_the_readme_is_one() -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert [BuildRecipe.from_dict(tomllib.loads(block)).stage1.rows for block in blocks] == [10000]
