@@ -29,6 +29,7 @@ class Segments:
         start: int64 ``[K]``, first position.
         end: int64 ``[K]``, one past the last position.
         source: int64 ``[K]``, source id, or -1 for padding.
+        bounds: int64 ``[R+1]``, number of the first stretch of each row, and K.
         padding: bool ``[K]``, where the source is -1.
         padded: whether there is any padding.
     """
@@ -40,6 +41,7 @@ class Segments:
     start: Integers
     end: Integers
     source: Integers
+    bounds: Integers
     padding: npt.NDArray[np.bool_]
     padded: bool
 
@@ -52,7 +54,8 @@ class Segments:
             per_row: int64 ``[R]``, entries of each row.
             width: T + 1.
         """
-        after = np.cumsum(per_row)
+        bounds = np.zeros(len(per_row) + 1, np.int64)
+        after = np.cumsum(per_row, out=bounds[1:])
         row = np.repeat(np.arange(len(per_row)), per_row)
         start = np.ascontiguousarray(docs[:, START])
         end = np.empty_like(start)
@@ -61,7 +64,7 @@ class Segments:
         number = np.arange(len(docs)) - (after - per_row)[row]
         source = np.ascontiguousarray(docs[:, SOURCE])
         padding = source == PADDING_SOURCE
-        return cls(len(per_row), width, row, number, start, end, source, padding, bool(padding.any()))
+        return cls(len(per_row), width, row, number, start, end, source, bounds, padding, bool(padding.any()))
 
     def first_fault(self, sources: int) -> int | None:
         """Return the first row of the block whose docs table cannot be true, or None."""
@@ -86,7 +89,7 @@ class RowFields:
         ends = np.minimum(segments.end, self._inputs)
         self._lengths = ends - np.minimum(segments.start, self._inputs)
         self._ids = np.where(segments.padding, -1, segments.number) if segments.padded else segments.number
-        self._bounds = np.searchsorted(segments.row, np.arange(segments.rows + 1)).tolist()
+        self._bounds = segments.bounds
         self._excluded = _first_targets(segments) if isolate else _NONE
         self._padded = _padded_targets(segments) if segments.padded else _NONE.reshape(0, 3)
 

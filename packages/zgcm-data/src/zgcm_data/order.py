@@ -49,6 +49,10 @@ class RowOrder:
         Returns:
             One ``(shard, place in rows, offsets in the shard)`` per stretch that stays in one shard.
         """
+        ends = rows[[0, -1]]
+        shard = np.searchsorted(self._bounds, ends, side="right") - 1
+        if shard[0] == shard[1] and ends[1] - ends[0] == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all()):
+            return [(int(shard[0]), slice(0, len(rows)), rows - self._bounds[shard[0]])]
         shard = np.searchsorted(self._bounds, rows, side="right") - 1
         cuts = [0, *(np.flatnonzero(shard[1:] != shard[:-1]) + 1).tolist(), len(rows)]
         return [(int(shard[a]), slice(a, b), rows[a:b] - self._bounds[shard[a]]) for a, b in pairwise(cuts)]

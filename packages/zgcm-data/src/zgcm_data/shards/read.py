@@ -21,6 +21,7 @@ from zgcm_data.shards import index, tar
 from zgcm_data.shards.manifest import Manifest, ShardError, ShardInfo, load_manifest
 
 OPEN_SHARDS = 4
+_ENTRY = 32
 
 
 class _Shard:
@@ -37,7 +38,7 @@ class _Shard:
         self.check_size()
         self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         self._words = np.frombuffer(self._map, "<u4")
-        self._longs = np.frombuffer(self._map, "<i8")
+        self._entries = np.frombuffer(self._map, "<i8").reshape(-1, 4)
 
     def check_size(self) -> None:
         """Refuse a shard that was cut, before touching pages of the map that no longer exist."""
@@ -74,10 +75,11 @@ class _Shard:
 
     def read_docs(self, offsets: Integers) -> tuple[Integers, Integers]:
         """Return the docs tables of rows, joined, and the entries of each."""
-        longs = self._docs_bytes[offsets] // 8
-        after = np.cumsum(longs)
-        place = np.repeat(self._docs[offsets] // 8 - (after - longs), longs) + np.arange(after[-1])
-        return self._longs[place].reshape(-1, 4), longs // 4
+        per_row = self._docs_bytes[offsets] // _ENTRY
+        after = np.cumsum(per_row)
+        place = np.repeat(self._docs[offsets] // _ENTRY - (after - per_row), per_row)
+        place += np.arange(after[-1])
+        return self._entries.take(place, axis=0), per_row
 
 
 class ShardRows:
