@@ -4,6 +4,7 @@ Run with: python -m pytest packages/zgcm-data/benchmarks/test_prepare.py --bench
 """
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,29 @@ def test_tokenization_speed(benchmark: Any, corpus: Path, tmp_path: Path) -> Non
     benchmark.extra_info.update(size(corpus))
     encoded = benchmark.pedantic(lambda: tokenizer.encode(texts), rounds=3)
     assert len(encoded) == len(texts)
+
+
+def test_tokenization_is_as_fast_as_the_library_itself(corpus: Path, tmp_path: Path) -> None:
+    import tokenizers
+
+    texts = engine.read(corpus / "clean").sort("id").select("text").to_pydict()["text"]
+    train_tokenizer(texts[::4], tmp_path / "tokenizer.json", vocab_size=8192)
+    ours, theirs = (
+        Tokenizer(tmp_path / "tokenizer.json"),
+        tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")),
+    )
+    times: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for _ in range(5):
+        for name, run in (
+            ("ours", lambda: ours.encode(texts)),
+            (
+                "theirs",
+                lambda: [item.ids for item in theirs.encode_batch_fast(texts, add_special_tokens=False)],
+            ),
+        ):
+            start = time.process_time()
+            run()
+            times[name].append(time.process_time() - start)
+    ratio = min(times["ours"]) / min(times["theirs"])
+    print(f"\nprocessor time, ours / the library's: {ratio:.2f}")
+    assert ratio < 1.15

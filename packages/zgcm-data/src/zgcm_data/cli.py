@@ -14,6 +14,7 @@ from typing import Any
 
 from zgcm_data._version import __version__
 from zgcm_data.build import build, run_until, without_key
+from zgcm_data.clean.plan import write_contract
 from zgcm_data.console import Bar, flat, table
 from zgcm_data.engine import use_runner
 from zgcm_data.megatron import from_megatron, to_megatron
@@ -103,7 +104,13 @@ def add_building(commands: Any) -> None:
     recipe_options(whole)
     for name, last in UNTIL.items():
         text = f"run a build up to the step {last!r} and print its result"
-        recipe_options(command(commands, name, build_part, text, f"zgcm-data {name} recipe.toml --out data"))
+        made = command(commands, name, build_part, text, f"zgcm-data {name} recipe.toml --out data")
+        recipe_options(made)
+        if name == "clean":
+            made.add_argument(
+                "--records", type=Path, help="also write the records with their decisions as JSONL"
+            )
+            made.add_argument("--keep-dropped", action="store_true", help="write dropped records too")
 
 
 def add_looking(commands: Any) -> None:
@@ -178,6 +185,10 @@ def build_part(options: argparse.Namespace) -> int:
     last = UNTIL[options.command]
     results = run_until(Steps(options.out, Bar()), load(options), last)
     result = without_key(results[last])
+    if options.command == "clean" and options.records:
+        result["records"] = write_contract(
+            options.out / "work" / "clean", options.records, dropped=options.keep_dropped
+        )
     emit(options, result, flat(result))
     return OK
 

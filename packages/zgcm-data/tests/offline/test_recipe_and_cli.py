@@ -86,6 +86,47 @@ def test_commands_build_inspect_and_verify(
     assert "novels" in text
 
 
+def test_clean_writes_records_with_the_keys_of_the_public_contract(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, recipe_file: Path
+) -> None:
+    lines = [
+        {
+            "id": "a",
+            "text": "x = 1\ny = 2\nz = 3\n",
+            "category": "code",
+            "path": "vendor/b.py",
+            "source": "s",
+        },
+        {
+            "id": "b",
+            "text": "# do not edit\u2028x = 1\n" * 2,
+            "category": "code",
+            "license": "MIT",
+            "source": "s",
+        },
+    ]
+    with (tmp_path / "corpus.jsonl").open("a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    command = [
+        "clean",
+        recipe_file,
+        "--out",
+        tmp_path / "out",
+        "--records",
+        tmp_path / "records.jsonl",
+        "--json",
+    ]
+    code, text, _ = run(capsys, *command)
+    assert (code, json.loads(text)["records"]) == (0, 301)
+    assert json.loads(run(capsys, *command, "--keep-dropped")[1])["records"] == 302
+    written = (tmp_path / "records.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    found = {item["source_id"]: item for item in map(json.loads, written)}
+    assert (found["a"]["decision"], found["a"]["reasons"]) == ("drop", ["vendored_path"])
+    assert found["b"]["data"]["license"] == "MIT"
+    assert (found["b"]["decision"], found["b"]["metrics"]["estimated_tokens"]) == ("review", 10)
+    assert len(found["novels-000"]["record_sha256"]) == 64
+
+
 def test_verify_of_a_damaged_set_is_code_6_and_names_the_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, built: BuildResult
 ) -> None:

@@ -13,6 +13,9 @@ from zgcm_data.records import Record
 INPUTS = ("id", "text", "source", "category", "license", "metadata", "profile")
 
 
+OUTPUTS = ("text", "decision", "reasons", "flags", "metrics", "content_key", "bytes")
+
+
 def clean_frame(frame: Any, recipe: CleanRecipe) -> Any:
     """Return the frame with cleaned texts, decisions, reasons and content keys.
 
@@ -21,7 +24,7 @@ def clean_frame(frame: Any, recipe: CleanRecipe) -> Any:
         recipe: Limits.
 
     Returns:
-        A frame with ``decision``, ``reasons``, ``content_key`` and ``bytes`` added.
+        A frame with ``OUTPUTS`` in place of ``text`` and ``profile``; ``metrics`` is JSON.
     """
     kind = engine.daft().DataType
     column = engine.daft().col
@@ -30,6 +33,8 @@ def clean_frame(frame: Any, recipe: CleanRecipe) -> Any:
             "text": kind.string(),
             "decision": kind.string(),
             "reasons": kind.list(kind.string()),
+            "flags": kind.list(kind.string()),
+            "metrics": kind.string(),
             "content_key": kind.string(),
             "bytes": kind.int64(),
         }
@@ -40,9 +45,8 @@ def clean_frame(frame: Any, recipe: CleanRecipe) -> Any:
 
     cleaned = engine.function(result, batch=512)(run)(*(column(name) for name in INPUTS))
     frame = frame.with_column("cleaned", cleaned)
-    names = ("text", "decision", "reasons", "content_key", "bytes")
-    fields = [column("cleaned").get(name).alias(name) for name in names]
-    return frame.select("id", "source", "category", "license", *fields)
+    fields = [column("cleaned").get(name).alias(name) for name in OUTPUTS]
+    return frame.select("id", "source", "category", "license", "metadata", *fields)
 
 
 def clean_row(row: tuple[str, ...], recipe: CleanRecipe) -> dict[str, Any]:
@@ -54,9 +58,52 @@ def clean_row(row: tuple[str, ...], recipe: CleanRecipe) -> dict[str, Any]:
         "text": record.text,
         "decision": record.decision,
         "reasons": record.reasons,
+        "flags": sorted(record.flags),
+        "metrics": json.dumps(record.metrics, sort_keys=True),
         "content_key": content_key(record.text, record.category),
         "bytes": len(record.text.encode()),
     }
+
+
+def write_contract(path: Path, target: Path, *, dropped: bool = False) -> int:
+    """Write cleaned documents as JSONL with the keys of the public record contract, atomically.
+
+    Args:
+        path: A cleaned folder.
+        target: The file.
+        dropped: Write dropped documents too.
+
+    Returns:
+        Records written.
+    """
+    columns = ("id", "source", "category", "license", "metadata", *OUTPUTS)
+    temporary = target.with_name(f".{target.name}.partial")
+    count = 0
+    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        for batch in engine.batches(path, columns):
+            for row in batch.to_pylist():
+                if row["decision"] != "drop" or dropped:
+                    line = json.dumps(stored_record(row).to_dict(), ensure_ascii=False, sort_keys=True)
+                    file.write(line + "\n")
+                    count += 1
+    temporary.replace(target)
+    return count
+
+
+def stored_record(row: dict[str, Any]) -> Record:
+    """Return a cleaned row as a record."""
+    return Record(
+        id=row["id"],
+        text=row["text"],
+        source=row["source"],
+        category=row["category"],
+        license=row["license"],
+        metadata=json.loads(row["metadata"] or "{}"),
+        decision=row["decision"],
+        reasons=row["reasons"],
+        flags=set(row["flags"]),
+        metrics=json.loads(row["metrics"]),
+    )
 
 
 def funnel(path: Path) -> dict[str, Any]:
