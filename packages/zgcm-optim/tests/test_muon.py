@@ -278,6 +278,24 @@ def test_published_update_has_an_rms_near_one() -> None:
         assert 0.93 <= rms <= 1.05
 
 
+def test_bfloat16_weights_and_transposed_memory() -> None:
+    generator = torch.Generator().manual_seed(5)
+    whole = [torch.randn(12, 20, generator=generator) for _ in range(2)]
+    params = [nn.Parameter(w.bfloat16()) for w in whole] + [
+        nn.Parameter(w.t().contiguous().t()) for w in whole
+    ]
+    exact = [nn.Parameter(w.clone()) for w in whole]
+    for parameter in (*params, *exact):
+        parameter.grad = torch.arange(240.0).reshape(12, 20).cos().to(parameter.dtype)
+    optimizer = Muon(params, 0.01, dtype=torch.float32)
+    optimizer.step()
+    Muon(exact, 0.01, dtype=torch.float32).step()
+    assert optimizer.state[params[0]]["momentum_buffer"].dtype == torch.bfloat16
+    for low, strided, one in zip(params[:2], params[2:], exact, strict=True):
+        torch.testing.assert_close(strided.detach(), one.detach(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(low.detach().float(), one.detach(), atol=0.02, rtol=0.02)
+
+
 def test_a_model_learns() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))

@@ -229,6 +229,30 @@ def test_blockwise_equals_blocks_on_one_device(world: int) -> None:
     run_ranks(run_blockwise, world, expected)
 
 
+def run_blockwise_kinds(rank: int, world: int, expected: Tensor) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    weight, gradient = matrices(0, [(24, 5), (24, 5)])
+    parameter = nn.Parameter(distribute_tensor(weight, mesh, cut("rows", mesh)))
+    group = {"params": [parameter], "blocks": (2, 2, 1, 1), "scale": "shape"}
+    optimizer = Muon([group], 0.1, sharded="blockwise", dtype=torch.float32)
+    for _ in range(3):
+        parameter.grad = distribute_tensor(gradient, mesh, cut("rows", mesh))
+        optimizer.step()
+    assert_sharded_equal(parameter, expected, atol=1e-5)
+
+
+def test_blockwise_splits_fused_kinds_inside_each_shard() -> None:
+    weight, gradient = matrices(0, [(24, 5), (24, 5)])
+    halves = [nn.Parameter(half.clone()) for half in weight.chunk(2)]
+    groups = [{"params": halves, "blocks": (2, 2, 1, 1), "scale": "shape"}]
+    optimizer = Muon(groups, 0.1, dtype=torch.float32)
+    for _ in range(3):
+        for half, part in zip(halves, gradient.chunk(2), strict=True):
+            half.grad = part
+        optimizer.step()
+    run_ranks(run_blockwise_kinds, 4, torch.cat([half.detach() for half in halves]))
+
+
 def run_blockwise_errors(rank: int, world: int) -> None:
     unnamed = init_device_mesh("cpu", (2,))
     parameter = nn.Parameter(distribute_tensor(torch.ones(4, 4), unnamed, [Shard(0)]))
