@@ -76,11 +76,9 @@ def visibility_rule(past: int, window: int | None) -> _Rule:
         A function of batch, head, query and key index.
     """
 
-    def rule(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        distance = query + past - key
-        return distance >= 0 if window is None else (distance >= 0) & (distance < window)
-
-    return rule
+    if window is None:
+        return lambda batch, head, query, key: query + past >= key
+    return lambda batch, head, query, key: (query + past >= key) & (query + past - key < window)
 
 
 def inside_documents(rule: _Rule, query_ids: Tensor, key_ids: Tensor) -> _Rule:
@@ -95,10 +93,9 @@ def inside_documents(rule: _Rule, query_ids: Tensor, key_ids: Tensor) -> _Rule:
         The narrower rule.
     """
 
-    def narrowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return rule(batch, head, query, key) & (query_ids[batch, query] == key_ids[batch, key])
-
-    return narrowed
+    return lambda batch, head, query, key: (
+        rule(batch, head, query, key) & (query_ids[batch, query] == key_ids[batch, key])
+    )
 
 
 def _block_mask(rule: _Rule, batch: int | None, query: Tensor, key: Tensor) -> Any:
