@@ -129,7 +129,7 @@ def test_description_names_every_parameter() -> None:
             "zgcm1",
             {"steps": 5, "sharded": "blockwise", "extra_scale": 1.0, "betas": (0.9, 0.95), "eps": 1e-8},
         ),
-        ("deepseek_v4", {"momentum": 0.95, "nesterov": True, "steps": 10, "extra_scale": 0.18}),
+        ("deepseek_v4", {"momentum": 0.95, "nesterov": True, "steps": 10, "extra_scale": 0.18, "eps": 1e-20}),
         (
             "moonlight",
             {"momentum": 0.95, "nesterov": True, "scale": "match_rms_adamw", "coefficients": "simple"},
@@ -140,5 +140,6 @@ def test_presets(preset: str, expected: dict[str, object]) -> None:
     optimizer = getattr(presets, preset)(Model())
     for group in optimizer.param_groups:
         assert {key: group[key] for key in expected} == expected
-        assert group["weight_decay"] == (0.0 if all(p.ndim < 2 for p in group["params"]) else 0.1)
+        vectors = preset != "deepseek_v4" and all(p.ndim < 2 for p in group["params"])
+        assert group["weight_decay"] == (0.0 if vectors else 0.1)
     assert getattr(presets, preset)(Model(), momentum=0.5).param_groups[0]["momentum"] == 0.5

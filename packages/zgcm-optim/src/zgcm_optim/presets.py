@@ -8,7 +8,8 @@ deepseek_v4  0.95     yes      deepseek_v4   spectral, times 0.18       DeepSeek
 moonlight    0.95     yes      simple        match_rms_adamw            Moonlight, arXiv:2502.16982
 ============ ======== ======== ============= ========================== ====================================
 
-All use a decay of 0.1, none for vectors, and Adam with betas (0.9, 0.95) for what is not a hidden matrix.
+All use a decay of 0.1 (for vectors only deepseek_v4) and Adam with betas (0.9, 0.95) for what is not a hidden
+matrix.
 """
 
 from typing import Any
@@ -36,21 +37,21 @@ def zgcm1(model: nn.Module, lr: float = 2e-4, **overrides: Any) -> Muon:
     return Muon(route_parameters(model), lr, **{**published, **overrides})
 
 
-def deepseek_v4(model: nn.Module, lr: float = 2e-4, **overrides: Any) -> Muon:
-    """Return the optimizer described for DeepSeek-V4: ten steps, update RMS 0.18.
+def deepseek_v4(model: nn.Module, lr: float = 2.7e-4, **overrides: Any) -> Muon:
+    """Return the optimizer described for DeepSeek-V4: ten steps, update RMS 0.18, all parameters decay.
 
     Args:
         model: the model, sharded or not.
-        lr: peak learning rate.
+        lr: peak learning rate; the default is that of the Flash model.
         **overrides: any argument of ``Muon``.
 
     Returns:
         The optimizer.
 
-    Source: DeepSeek-V4 technical report, 2026.
+    Source: DeepSeek-V4 technical report, 2026, section 4.2.2.
     """
     published = {"steps": 10, "coefficients": "deepseek_v4", "extra_scale": 0.18, "eps": 1e-20}
-    return Muon(route_parameters(model), lr, **{**published, **overrides})
+    return Muon(route_parameters(model, decay_vectors=True), lr, **{**published, **overrides})
 
 
 def moonlight(model: nn.Module, lr: float = 4.2e-4, **overrides: Any) -> Muon:
