@@ -154,7 +154,7 @@ def count_sources(
         row, source, start, end = (column[~segments.padding] for column in (row, source, start, end))
     targets = end - np.maximum(start, 1)
     finished = (end > 1) & ((end < segments.width) | ended[row])
-    key = row // group_rows * sources + source
+    key = (np.arange(segments.rows) // group_rows * sources)[row] + source
     present = np.zeros((segments.rows, sources), np.bool_)
     held = targets > 0
     present[row[held], source[held]] = True

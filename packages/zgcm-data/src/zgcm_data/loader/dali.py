@@ -23,7 +23,7 @@ from zgcm_data.shards.manifest import Manifest, ShardError
 from zgcm_data.shards.read import ShardSet
 from zgcm_data.shards.tar import TOKENS_SUFFIX
 
-STRETCH_BLOCKS = 64
+STRETCH_BLOCKS = 16
 """Blocks of rows per set of index files."""
 
 READ_TOKENS = 1 << 18
