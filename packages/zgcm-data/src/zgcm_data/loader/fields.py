@@ -22,8 +22,8 @@ BLOCK_TOKENS = 1 << 22
 BLOCK_ROWS = 1024
 """Tokens and rows looked up at once, at most; enough to spread the fixed cost of a block."""
 
-PIECE_ROWS = 64
-"""Rows made at a time, cut into micro batches: few, so that they are still in the cache when they are used."""
+PIECE_TOKENS = 1 << 18
+"""Tokens made at a time, cut into micro batches: few, so that they are still in the cache when they are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def look_up(job: Job, positions: Integers) -> RowBlock:
 
 def piece_places(job: Job, count: int) -> Iterator[tuple[int, int]]:
     """Yield (first, stop) of the micro batches of a block of ``count`` that are made together."""
-    size = max(1, PIECE_ROWS // job.plan.micro_batch)
+    size = max(1, PIECE_TOKENS // (job.manifest.sequence_length * job.plan.micro_batch))
     for first in range(0, count, size):
         yield first, min(first + size, count)
 

@@ -62,7 +62,7 @@ class LoaderOptions:
         remainder: what to do with rows that do not fill a last update: ``drop`` leaves them out (the loader
             says how many), ``pad`` adds masked rows that count nowhere.
         workers: reading threads; 0 reads in the calling thread. The order never depends on it.
-        prefetch: pieces of about 64 rows to hold ready.
+        prefetch: pieces of about 262,144 tokens to hold ready.
         timeout: seconds without data after which a stalled reading thread of the ``python`` backend is an
             error.
         pin_memory: page-locked tensors for copies to a GPU; None means yes where there is a GPU.
