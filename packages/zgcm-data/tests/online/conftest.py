@@ -1,6 +1,6 @@
 """Small documents and shard sets for the tests of loading."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -87,3 +87,12 @@ def shard_set() -> Callable[..., ShardSet]:
 def shards25(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
     """25 rows of 32 inputs in 4 shards."""
     return make_set(tmp_path_factory.mktemp("shards25"), 25)
+
+
+@pytest.fixture(scope="module")
+def small_steps() -> Iterator[None]:
+    """Make the loader look up 6 rows and read 2 at a time, so that small sets have many seams."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zgcm_data.loader.fields.BLOCK_ROWS", 6)
+        patch.setattr("zgcm_data.loader.fields.PIECE_TOKENS", 64)
+        yield

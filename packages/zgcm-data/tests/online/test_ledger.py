@@ -8,6 +8,8 @@ import pytest
 
 from zgcm_data import Ledger, Loader, LoaderOptions, ShardSet, read_ledger
 
+pytestmark = pytest.mark.usefixtures("small_steps")
+
 
 def run(path: Path, shards: ShardSet, updates: range, *, rows: int = 0, batch: int = 5) -> None:
     """Train on some updates (1-based) and write one record after each."""

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from zgcm_data import Batch, Loader, LoaderOptions, Row, ShardSet
 
+pytestmark = pytest.mark.usefixtures("small_steps")
+
 
 def rows_of(batches: list[Batch]) -> list[int]:
     return [int(row) for batch in batches for row in batch.rows]

@@ -32,6 +32,8 @@ from zgcm_data.megatron_rows import IndexedRows, open_indexed
 
 EOS = 7
 
+pytestmark = pytest.mark.usefixtures("small_steps")
+
 
 def write(prefix: Path, documents: list[TokenizedDocument], vocab_size: int = 1000) -> list[np.ndarray]:
     ended = [np.append(d.tokens, np.uint32(EOS)) for d in documents]

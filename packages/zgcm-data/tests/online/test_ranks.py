@@ -7,6 +7,8 @@ import torch.distributed as dist
 from zgcm_data import Loader, LoaderOptions, ShardSet
 from zgcm_testing import run_ranks
 
+pytestmark = pytest.mark.usefixtures("small_steps")
+
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_ranks_read_each_row_once_and_agree_on_the_position(shards25: ShardSet, world: int) -> None:

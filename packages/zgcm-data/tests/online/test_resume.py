@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from zgcm_data import Loader, LoaderOptions, ShardSet, row_in_stage
 
+pytestmark = pytest.mark.usefixtures("small_steps")
+
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)

@@ -18,6 +18,8 @@ from zgcm_data.loader import dali as backend
 
 dali = pytest.importorskip("nvidia.dali", reason="zgcm-data[dali] is not installed")
 
+pytestmark = pytest.mark.usefixtures("small_steps")
+
 
 def assert_same(found: list[Batch], wanted: list[Batch]) -> None:
     assert len(found) == len(wanted)
