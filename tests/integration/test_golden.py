@@ -22,8 +22,15 @@ GOLDEN = Path(__file__).parent / "golden" / "tiny_two_stages.json"
 
 
 def machine() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    numbers = {
+        line.split(":")[0].strip(): line.split(":")[1].strip()
+        for line in lines
+        if line.startswith(("cpu family", "model\t"))
+    }
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"{describe_environment()['processor']}, {capability}, torch {torch.__version__}"
+    return f"{describe_environment()['processor']} {numbers}, {capability}, torch {torch.__version__}"
 
 
 def test_losses_are_the_recorded_ones(tmp_path: Path) -> None:

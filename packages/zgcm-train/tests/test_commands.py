@@ -16,7 +16,7 @@ from zgcm_testing.tiny_runs import tiny_recipe
 from zgcm_train import dump_recipe, run_recipe
 from zgcm_train.cli import app, main
 
-COMMANDS = ["check", "demo", "export", "plan", "recipes", "report", "run", "verify"]
+COMMANDS = ["check", "demo", "export", "launch", "plan", "recipes", "report", "run", "verify"]
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,29 @@ def run(
 
 
 @app.command()
+def launch(
+    recipe: RecipeArgument,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The run folder, seen by every machine.")],
+    settings: SetOption = [],  # noqa: B006
+    nodes: Annotated[int, typer.Option(min=1, help="Number of machines; run this command on each.")] = 1,
+    endpoint: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of the first machine.")] = None,
+    max_restarts: Annotated[int, typer.Option(min=0, help="Restarts after a process died.")] = 3,
+) -> None:
+    """Check a recipe against its mesh and data, then run it under torchrun with restarts.
+
+    The number of processes is the product of the sizes in [parallel].
+
+    Example: zgcm-train launch recipe.toml --out runs/first --set parallel.dp_shard=8
+    """
+    from zgcm_train.launch import Machines
+    from zgcm_train.launch import launch as start
+
+    code = start(recipe, out, settings, Machines(nodes, endpoint, max_restarts))
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
 def plan(recipe: RecipeArgument, settings: SetOption = [], json_output: JsonOption = False) -> None:  # noqa: B006
     """Print what a recipe will do before anything is started: tokens, updates, parameters, FLOPs, precision, warnings.
 

@@ -1,5 +1,6 @@
 """One process of a run: alone, or one of many that torchrun started."""
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +11,14 @@ import torch.distributed as dist
 from rich.console import Console
 
 from zgcm_train.console import evaluation_line, progress_console, train_line
+from zgcm_train.errors import ZgcmError
+from zgcm_train.files import write_atomic
 from zgcm_train.processes import is_main
 from zgcm_train.recipe_file import load_recipe
 from zgcm_train.report import write_report
 from zgcm_train.run import run_recipe
+
+LAST_ERROR = Path("logs") / "last_error.json"
 
 
 def run_process(recipe_source: str, folder: Path, settings: Sequence[str], *, accept_changes: bool) -> None:
@@ -40,9 +45,19 @@ def run_process(recipe_source: str, folder: Path, settings: Sequence[str], *, ac
         )
         if is_main():
             print(write_report(folder))
+    except ZgcmError as error:
+        _leave_note(folder, error)
+        raise
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _leave_note(folder: Path, error: ZgcmError) -> None:
+    """Write why the run ended, for the launcher: torchrun does not hand on exit codes."""
+    if is_main() and (folder / LAST_ERROR).parent.is_dir():
+        note = {"exit_code": error.exit_code, "error": str(error)}
+        write_atomic(folder / LAST_ERROR, json.dumps(note) + "\n")
 
 
 def join_torchrun() -> None:
