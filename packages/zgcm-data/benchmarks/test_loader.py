@@ -7,8 +7,8 @@ that what else runs on the machine counts as little as it can; the readers take 
 the best round counts. The reading thread of the python backend cannot help on one core, so it is shown with
 and without.
 
-Peers are needed here only: ``pip install webdataset mosaicml-streaming litdata megatron-core
-nvidia-dali-cuda130``. One that is not installed is left out of the table and of the ratios.
+Peers are needed here only: ``pip install -r requirements.txt``. One that is not installed is left out of the
+table and of the ratios.
 """
 
 import importlib
@@ -90,23 +90,22 @@ def _webdataset(shards: ShardSet, folder: Path) -> Reader:
 
 
 def _stand_in_for_torchvision() -> None:
-    """Satisfy the import of streaming's image classes, which are of no use here."""
-    names = (
-        "torchvision",
-        "torchvision.datasets",
-        "torchvision.transforms",
-        "torchvision.transforms.functional",
-    )
-    for name in names:
-        module = types.ModuleType(name)
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
-        module.VisionDataset, module.to_tensor = object, None
-        sys.modules[name] = module
+    """Satisfy the import of streaming's image classes, of no use here, where torchvision does not import."""
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        inner = ("", ".datasets", ".transforms", ".transforms.functional")
+        for name in (f"torchvision{part}" for part in inner):
+            module = types.ModuleType(name)
+            module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+            module.VisionDataset, module.to_tensor = object, None
+            sys.modules[name] = module
 
 
 def _streaming(shards: ShardSet, folder: Path) -> Reader:
-    if "torchvision" not in sys.modules and importlib.util.find_spec("torchvision") is None:
-        _stand_in_for_torchvision()
+    _stand_in_for_torchvision()
     streaming = importlib.import_module("streaming")
     with streaming.MDSWriter(out=str(folder), columns={"tokens": "bytes"}, size_limit=1 << 26) as out:
         for row in shards:
