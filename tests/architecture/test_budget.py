@@ -103,7 +103,7 @@ MANNERS = {
     "a swallowed error": r"except[^\n]*:\s*\n?\s*pass\b",
     "a mock in library code": r"unittest\.mock|MagicMock|monkeypatch",
     "a star import": r"^from \S+ import \*",
-    "a folder of one machine": r"[\"'\s](/home/|/Users/|/root/|/opt/|/work/)",
+    "a folder of one machine": r"[\"'\s]/(home|Users|root)/",
 }
 
 
