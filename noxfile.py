@@ -11,6 +11,7 @@ import nox
 
 ROOT = Path(__file__).parent
 PACKAGES = ("optim", "model", "data", "eval", "train")
+MEASURED = ("optim", "model", "data", "eval")
 COMMANDS = ("data", "eval", "train")
 CONSTRAINTS = ROOT / "constraints.txt"
 TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
@@ -100,9 +101,9 @@ def shapes(session: nox.Session) -> None:
 
 @nox.session
 def dali(session: nox.Session) -> None:
-    """Test the loader on NVIDIA DALI's reader; no GPU is needed."""
-    install(session, *TEST_TOOLS, f"{ROOT}/packages/zgcm-data[prepare,dali]")
-    pytest(session, "packages/zgcm-data/tests/online")
+    """Test the loader beside NVIDIA DALI's and Megatron's own readers; no GPU is needed."""
+    install(session, *TEST_TOOLS, f"{ROOT}/packages/zgcm-data[prepare,dali]", "megatron-core")
+    pytest(session, "packages/zgcm-data/tests/online/dali", "packages/zgcm-data/tests/online/megatron_core")
 
 
 @nox.session
@@ -191,7 +192,7 @@ def lowest(session: nox.Session) -> None:
     """Test with the lowest declared version of every direct dependency."""
     install(session, *TEST_TOOLS)
     session.install("--no-compile", *lowest_requirements(), *source(*PACKAGES))
-    pytest(session, "packages", "-m", "not slow", "-x", "-q")
+    pytest(session, *(f"packages/zgcm-{p}/tests" for p in PACKAGES), "-m", "not slow", "-q")
 
 
 def lowest_requirements() -> list[str]:
@@ -208,15 +209,13 @@ def lowest_requirements() -> list[str]:
 
 
 @nox.session
-def bench(session: nox.Session) -> None:
-    """Measure against named peers; `nox -s bench -- optim` for one package."""
-    wanted = [p for p in session.posargs if p in PACKAGES] or list(PACKAGES)
+@nox.parametrize("package", MEASURED, ids=MEASURED)
+def bench(session: nox.Session, package: str) -> None:
+    """Measure one package against named peers, installed beside it in an environment of its own."""
+    folder = ROOT / f"packages/zgcm-{package}/benchmarks"
     install(session, *TEST_TOOLS, "pytest-benchmark", *source(*PACKAGES))
-    for package in wanted:
-        peers = ROOT / f"packages/zgcm-{package}/benchmarks/requirements.txt"
-        if peers.exists():
-            install(session, "-r", str(peers))
-        run(session, "python", "-m", "pytest", f"packages/zgcm-{package}/benchmarks", "-q", "-s")
+    session.install("--no-compile", "-c", str(CONSTRAINTS), "-r", str(folder / "requirements.txt"))
+    pytest(session, str(folder), "-s")
 
 
 @nox.session

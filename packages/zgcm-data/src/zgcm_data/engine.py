@@ -30,12 +30,13 @@ def daft() -> Any:
         ("DAFT_ANALYTICS_ENABLED", "0"),
         ("DO_NOT_TRACK", "1"),
         ("DAFT_PROGRESS_BAR", "0"),
+        ("DAFT_SHOW_QUERY_ID", "0"),
         ("SCARF_NO_ANALYTICS", "true"),
     ):
         os.environ[name] = value
     try:
         import daft as module
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise ImportError(MISSING.format(name="daft")) from error
     module.set_execution_config(default_morsel_size=8192, maintain_order=False)
     return module
@@ -55,7 +56,7 @@ def arrow() -> Any:
         import pyarrow
         import pyarrow.compute
         import pyarrow.parquet
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise ImportError(MISSING.format(name="pyarrow")) from error
     return pyarrow
 

@@ -112,7 +112,7 @@ def library() -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
         import tokenizers
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         raise ImportError('tokenizers is needed to prepare data: pip install "zgcm-data[prepare]"') from error
     return tokenizers
 

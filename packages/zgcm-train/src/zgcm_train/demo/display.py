@@ -30,6 +30,7 @@ class DemoDisplay:
         )
         self._tasks: dict[str, TaskID] = {}
         self._started: dict[str, float] = {}
+        self._notes: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         """Start drawing."""
@@ -66,6 +67,9 @@ class DemoDisplay:
         if step not in self._tasks:
             self._tasks[step] = self._bars.add_task(step, total=1.0, note="")
             self._started[step] = time.perf_counter()
+        if note and note != "done":
+            self._notes[step] = note
+        note = self._notes.get(step, note)
         self._bars.update(self._tasks[step], completed=fraction, note=note)
         if fraction >= 1.0 and not self.console.is_terminal:
             seconds = time.perf_counter() - self._started[step]
