@@ -51,8 +51,9 @@ def near_pairs(frame: Any, recipe: DedupRecipe) -> Any:
         )
         buckets = buckets.where(column("size") > 1).select("band", "match")
         pairs = bands.join(buckets, on="band").where(column("id") != column("match")).select("id", "match")
-        found.append(similar(pairs.distinct().collect(), frame, recipe, recipe.threshold))
-    return engine.joined(found).select("id", "match").distinct().collect()
+        found.append(pairs.distinct().collect())
+    pairs = engine.joined(found).distinct().collect()
+    return similar(pairs, frame, recipe, recipe.threshold).select("id", "match")
 
 
 def near_matches(frame: Any, pairs: Any, recipe: DedupRecipe) -> Any:
