@@ -13,6 +13,9 @@ from zgcm_data.dedup.clusters import connected_components
 from zgcm_data.dedup.signatures import band_frames, similar
 from zgcm_data.recipe import DedupRecipe
 
+MOST_BYTES = 10**15
+KEY_WIDTH = 17  # one digit for the decision, sixteen for the bytes
+
 
 def decide_duplicates(signatures: Any, recipe: DedupRecipe) -> Any:
     """Decide for every document whether it stays.
@@ -71,14 +74,20 @@ def near_matches(frame: Any, pairs: Any, recipe: DedupRecipe) -> Any:
 
 
 def survivors(frame: Any, group: str) -> Any:
-    """Add the id of the survivor of each row's ``group``."""
-    functions, column = engine.daft().functions, engine.daft().col
-    frame = frame.with_column("size", 0 - column("bytes"))
-    window = engine.daft().Window().partition_by(group).order_by("rank", "size", "id")
-    window = window.rows_between(
-        engine.daft().Window.unbounded_preceding, engine.daft().Window.unbounded_following
-    )
-    return frame.with_column("survivor", functions.first_value(column("id")).over(window)).exclude("size")
+    """Add the id of the survivor of each row's ``group``.
+
+    The three keys of the rule are written one behind the other as text of fixed width, so that the survivor
+    is a minimum; most groups have one row, for which a window would cost far more memory.
+    """
+    functions, column, lit = engine.daft().functions, engine.daft().col, engine.daft().lit
+    text = engine.daft().DataType.string()
+    size = functions.lpad((lit(MOST_BYTES) - column("bytes")).cast(text), KEY_WIDTH - 1, "0")
+    frame = frame.with_column("key", column("rank").cast(text) + size + column("id"))
+    groups = frame.groupby(group).agg(column("key").min().alias("best"), column("id").count().alias("rows"))
+    groups = groups.where(column("rows") > 1)
+    best = groups.select(group, functions.substr(column("best"), KEY_WIDTH).alias("best"))
+    joined = frame.exclude("key").join(best, on=group, how="left")
+    return joined.with_column("survivor", column("best").fill_null(column("id"))).exclude("best")
 
 
 def follow(decisions: Any) -> Any:
