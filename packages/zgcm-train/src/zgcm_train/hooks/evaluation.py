@@ -51,7 +51,9 @@ class EvaluationHook(Hook):
         recipe = trainer.parts.recipe
         layout = trainer.parts.layout
         eos_id = trainer.parts.loader.shards.manifest.eos_id
-        model = ZgcmLanguageModel(GatheredDecoder(trainer.parts.decoder, layout), self.tokenizer, eos_id=eos_id)
+        model = ZgcmLanguageModel(
+            GatheredDecoder(trainer.parts.decoder, layout), self.tokenizer, eos_id=eos_id
+        )
         options = HeldoutOptions(context=recipe.data.sequence_length)
         report = evaluate_heldout(model, self.sets, options, group=layout.data)
         record = {
