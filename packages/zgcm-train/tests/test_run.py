@@ -133,8 +133,11 @@ def test_ledger_books_every_token_once(data: Path, finished: Path) -> None:
 def test_r9_switch_is_an_event(finished: Path) -> None:
     (switch,) = [r for r in read_ledger(finished / "ledger.jsonl") if r["kind"] == "switch"]
     assert (switch["step"], switch["global_tokens"]) == (6, 48 * 32)
-    assert (switch["old_stage"], switch["new_stage"]) == ("first", "second")
-    assert switch["learning_rate_changed"] is False
+    assert (switch["ended"], switch["stage"]) == ("first", "second")
+    assert (switch["learning_rate_changed"], switch["length_changed"]) == (False, False)
+    for shares in (switch["old"], switch["new"]):
+        assert sum(source["observed_share"] for source in shares) == pytest.approx(1.0)
+    assert set(switch["cumulative_epochs"]) == {"prose", "code", "sums"}
     assert set(switch["heldout_before"]) == {"prose", "code", "sums"}
 
 

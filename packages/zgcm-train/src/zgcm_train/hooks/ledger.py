@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from zgcm_data import Batch, Ledger, read_ledger
-from zgcm_train.config import Recipe
+from zgcm_data import Batch, Ledger, load_manifest, read_ledger
 from zgcm_train.files import read_json_lines
 from zgcm_train.processes import is_main
 from zgcm_train.step import StepResult
@@ -71,20 +70,17 @@ def book_switch(ledger: Ledger, trainer: Trainer) -> None:
     path = trainer.parts.folder / "ledger.jsonl"
     if any(r.get("kind") == "switch" and r["step"] == progress.step for r in read_ledger(path)):
         return
-    ledger.event(
-        "switch",
+    ended = recipe.stage[progress.stage - 1]
+    ledger.switch(
+        dataclasses.replace(load_manifest(Path(ended.data)), stage=ended.name),
         step=progress.step,
-        global_rows=progress.rows,
         global_tokens=progress.tokens,
-        old_stage=recipe.stage[progress.stage - 1].name,
-        new_stage=recipe.stage[progress.stage].name,
-        learning_rate_changed=_rate_changes(recipe, trainer),
-        sequence_length_changed=False,
-        heldout_before=_last_evaluation(trainer.parts.folder),
+        learning_rate_changed=_rate_changes(trainer),
+        heldout=_last_evaluation(trainer.parts.folder),
     )
 
 
-def _rate_changes(recipe: Recipe, trainer: Trainer) -> bool:
+def _rate_changes(trainer: Trainer) -> bool:
     step = trainer.progress.step
     return trainer.parts.schedule(step) != trainer.parts.schedule(step + 1)
 

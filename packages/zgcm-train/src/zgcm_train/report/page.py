@@ -98,7 +98,7 @@ def _domains(records: RunRecords) -> str:
         "bytes",
         "unigram baseline",
         *(f"{e['label']} (update {e['step']})" for e in records.evaluations),
-        "loss at the last",
+        "last loss (nats per token)",
     ]
     rows = [_domain_row(records, name) for name in records.evaluations[-1]["domains"]]
     return _section("Held-out bits per byte", _figure(chart) + _table(heads, rows, text=1), note)
@@ -156,18 +156,29 @@ def _shares(records: RunRecords, stage: str) -> str:
 
 
 def _switches(records: RunRecords) -> str:
-    rows = [
-        [
-            f"{s['old_stage']} to {s['new_stage']}",
-            f"{s['step']:,}",
-            f"{s['global_tokens']:,}",
-            "yes" if s["learning_rate_changed"] else "no",
-            "yes" if s["sequence_length_changed"] else "no",
-        ]
-        for s in records.switches
+    return "".join(_switch(event) for event in records.switches)
+
+
+def _switch(event: dict[str, Any]) -> str:
+    facts = [
+        [f"{event['ended']} to {event['stage']}", f"{event['step']:,}", f"{event['global_tokens']:,}"]
+        + ["yes" if event[key] else "no" for key in ("learning_rate_changed", "length_changed")]
     ]
     heads = ["switch", "after update", "global tokens", "learning rate changed", "length changed"]
-    return _table(heads, rows, text=1) if rows else ""
+    shares = [
+        [name, *_share(event["old"], name), *_share(event["new"], name), f"{epochs:.3g}"]
+        for name, epochs in event["cumulative_epochs"].items()
+    ]
+    columns = ["source", "nominal before", "observed before", "nominal after", "held after", "epochs so far"]
+    title = f"<h3>From {html.escape(event['ended'])} to {html.escape(event['stage'])}</h3>"
+    return title + _table(heads, facts, text=1) + _table(columns, shares, text=1)
+
+
+def _share(sources: list[dict[str, Any]], name: str) -> list[str]:
+    for source in sources:
+        if source["name"] == name:
+            return [f"{source['nominal_share']:.2%}", f"{source['observed_share']:.2%}"]
+    return ["none", "none"]
 
 
 def _speed(records: RunRecords) -> str:
