@@ -15,6 +15,8 @@ MEASURED = ("optim", "model", "data", "eval")
 COMMANDS = ("data", "eval", "train")
 CONSTRAINTS = ROOT / "constraints.txt"
 TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
+# What the tests of a package need beyond it: torch's distributed checkpoint gathers objects through numpy.
+TEST_NEEDS = {"optim": ("numpy",)}
 EXTRAS = {"data": "[prepare]", "eval": "[math]"}
 
 nox.needs_version = ">=2024.10"
@@ -79,7 +81,8 @@ def demo(session: nox.Session) -> None:
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def tests(session: nox.Session, package: str) -> None:
     """Test one package in an environment that holds only it and its own dependencies."""
-    install(session, *TEST_TOOLS, *source(*(PACKAGES if package == "train" else (package,))))
+    wanted = PACKAGES if package == "train" else (package,)
+    install(session, *TEST_TOOLS, *TEST_NEEDS.get(package, ()), *source(*wanted))
     pytest(session, f"packages/zgcm-{package}/tests")
 
 

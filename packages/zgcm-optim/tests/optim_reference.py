@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,12 +17,12 @@ SIMPLE = [(3.4445, -4.7750, 2.0315)] * 5
 
 def orthogonal(matrix: Tensor, triples: list[tuple[float, float, float]] = QUINTIC) -> Tensor:
     """Apply the polynomial to the singular values of a matrix found by a full decomposition."""
-    u, s, vt = np.linalg.svd(matrix.detach().double().numpy(), full_matrices=False)
+    u, s, vt = torch.linalg.svd(matrix.detach().double(), full_matrices=False)
     norm = math.sqrt(float((s**2).sum()))
     s = s / norm if norm > 0 else s
     for a, b, c in triples:
         s = a * s + b * s**3 + c * s**5
-    return torch.from_numpy((u * s) @ vt)
+    return (u * s) @ vt
 
 
 def muon_step(weight: Tensor, gradient: Tensor, average: Tensor, options: dict) -> tuple[Tensor, Tensor]:
