@@ -195,7 +195,9 @@ def lowest(session: nox.Session) -> None:
     """Test with the lowest declared version of every direct dependency."""
     install(session, *TEST_TOOLS)
     session.install("--no-compile", *lowest_requirements(), *source(*PACKAGES))
-    pytest(session, *(f"packages/zgcm-{p}/tests" for p in PACKAGES), "-m", "not slow", "-q")
+    # zgcm-optim needs torch alone, whose lowest version is the one that every session tests.
+    folders = [f"packages/zgcm-{p}/tests" for p in PACKAGES if p != "optim"]
+    pytest(session, *folders, "-m", "not slow", "-q")
 
 
 def lowest_requirements() -> list[str]:
