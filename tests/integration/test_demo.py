@@ -150,7 +150,7 @@ def write_lines(path: Path, *lines: str) -> Path:
     ("make", "message"),
     [
         (lambda p: p / "nothing", "nothing"),
-        (lambda p: p, "empty|no text|no document"),
+        (lambda p: p, "holds no .jsonl, .parquet or text file"),
         (lambda p: write_lines(p / "a.jsonl", '{"id": "1", "body": "text"}'), "text"),
         (lambda p: write_lines(p / "a.jsonl", '{"text": "good"}', '{"text": '), "line 2"),
         (lambda p: write_bytes(p / "a.txt", b"caf\xe9 au lait"), "UTF-8"),
