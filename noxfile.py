@@ -19,6 +19,9 @@ TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
 TEST_NEEDS = {"optim": ("numpy",)}
 EXTRAS = {"data": "[prepare]", "eval": "[math]"}
 
+# virtualenv keeps wheels and interpreter facts; inside the clone, like everything else.
+os.environ["VIRTUALENV_OVERRIDE_APP_DATA"] = str(ROOT / ".nox" / "virtualenv")
+
 nox.needs_version = ">=2024.10"
 nox.options.sessions = (
     "lint",
