@@ -99,6 +99,15 @@ def test_overrides_reach_every_section(tmp_path: Path) -> None:
             load_recipe(path, [wrong])
 
 
+def test_a_folder_with_the_name_of_a_recipe_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = load_recipe("demo")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    assert load_recipe("demo") == reference
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(PathError, match="There is no recipe file"):
         load_recipe(tmp_path / "none.toml")

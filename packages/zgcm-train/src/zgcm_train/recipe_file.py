@@ -83,7 +83,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def _read(source: str | Path) -> str:
     path = Path(source)
-    if path.suffix != ".toml" and not path.exists():
+    if path.suffix != ".toml" and not path.is_file():  # a folder may have the name of a recipe
         return recipe_text(str(source))
     try:
         return path.read_text(encoding="utf-8")
