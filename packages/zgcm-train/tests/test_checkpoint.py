@@ -133,7 +133,7 @@ def test_t21_another_format_is_refused() -> None:
         parse_state('{"format": "zgcm-checkpoint/0"}', "here")
 
 
-def forked(work: Callable[[], None]) -> int | None:
+def forked(work: Callable[[], object]) -> int | None:
     """Run ``work`` in a forked process, where it may be killed, and return the exit code; negative for a signal."""
 
     def body() -> None:
@@ -167,14 +167,10 @@ class At(Hook):
 
 def test_a_full_disk_leaves_the_previous_checkpoint(data: Path, tmp_path: Path) -> None:
     recipe = tiny_recipe(data)
-    code = forked(lambda: void(run_recipe(recipe, tmp_path / "run", hooks=[At(4, limit_file_size)])))
+    code = forked(lambda: run_recipe(recipe, tmp_path / "run", hooks=[At(4, limit_file_size)]))
     assert code == PathError.exit_code
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000000002"]
     assert_goes_on_as_undisturbed(recipe, tmp_path)
-
-
-def void(value: object) -> None:
-    """Drop a result."""
 
 
 def assert_goes_on_as_undisturbed(recipe: Recipe, folder: Path) -> None:
@@ -193,7 +189,7 @@ def assert_goes_on_as_undisturbed(recipe: Recipe, folder: Path) -> None:
 def test_a_killed_run_ends_as_an_undisturbed_one(data: Path, tmp_path: Path, number: signal.Signals) -> None:
     recipe = tiny_recipe(data)
     kill = At(4, lambda: os.kill(os.getpid(), number))
-    code = forked(lambda: void(run_recipe(recipe, tmp_path / "run", hooks=[kill])))
+    code = forked(lambda: run_recipe(recipe, tmp_path / "run", hooks=[kill]))
     assert code == (-signal.SIGKILL if number is signal.SIGKILL else 0)
     last = "step-000000002" if number is signal.SIGKILL else "step-000000004"
     assert checkpoints(tmp_path / "run" / "checkpoints")[-1].name == last
@@ -216,7 +212,7 @@ def test_a_run_killed_while_saving_ends_as_an_undisturbed_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(tensors, "seal", killing_seal)
-        assert forked(lambda: void(run_recipe(recipe, tmp_path / "run"))) == -signal.SIGKILL
+        assert forked(lambda: run_recipe(recipe, tmp_path / "run")) == -signal.SIGKILL
     assert [p.name for p in checkpoints(tmp_path / "run" / "checkpoints")] == ["step-000000002"]
     assert_goes_on_as_undisturbed(recipe, tmp_path)
 
