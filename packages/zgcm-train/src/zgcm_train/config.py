@@ -136,6 +136,7 @@ class CheckpointSection(Section):
 
     interval: PositiveInt = 1000
     keep: PositiveInt = 2
+    asynchronous: bool = False  # copy to memory, then write while training goes on
 
 
 class LogSection(Section):

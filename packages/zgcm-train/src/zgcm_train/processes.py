@@ -23,12 +23,17 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def of_main(value: T) -> T:
-    """Return the main process's value on every process; each must call this."""
+def of_main(value: T, group: dist.ProcessGroup | None = None) -> T:
+    """Return the main process's value on every process; each must call this.
+
+    Args:
+        value: anything that can be pickled.
+        group: all processes, as another group than the default one.
+    """
     if not dist.is_initialized():
         return value
     values = [value]
-    dist.broadcast_object_list(values)
+    dist.broadcast_object_list(values, src=0, group=group)
     return values[0]
 
 

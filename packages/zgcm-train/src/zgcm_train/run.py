@@ -76,7 +76,9 @@ def _built_in_hooks(recipe: Recipe, tell: Observer) -> list[Hook]:
     if recipe.eval.heldout is not None and recipe.eval.tokenizer is not None:
         heldout, tokenizer = Path(recipe.eval.heldout), Path(recipe.eval.tokenizer)
         hooks.append(EvaluationHook(heldout, tokenizer, line=lambda record: tell("eval", record)))
-    metrics = MetricsHook(line=lambda record: tell("train", record))
+    metrics = MetricsHook(
+        line=lambda record: tell("train", record), warn=lambda message: tell("warning", message)
+    )
     # Metrics come first, so that records of repeated updates are dropped before an evaluation looks for its own;
     # the ledger is written before the checkpoint that depends on it.
     return [metrics, *hooks, LedgerHook(), CheckpointHook(), StopHook()]

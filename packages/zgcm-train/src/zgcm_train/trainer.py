@@ -1,7 +1,8 @@
 """Train one stage from built parts.
 
-Construction lives in ``assembly``; everything that is not the update itself is a hook. A hook sees seven moments:
-``stage_start``, ``step_start``, ``batches_read``, ``step_end``, ``saved``, ``stage_end`` and ``failed``.
+Construction lives in ``assembly``; everything that is not the update itself is a hook. A hook sees eight moments:
+``stage_start``, ``step_start``, ``batches_read``, ``step_end``, ``saved``, ``save_failed``, ``stage_end`` and
+``failed``.
 """
 
 import itertools
@@ -13,10 +14,11 @@ from torch.optim import Optimizer
 
 from zgcm_data import Batch, Loader
 from zgcm_model import Decoder
-from zgcm_train.checkpoint import Progress, save_checkpoint
+from zgcm_train.checkpoint import Progress, Saver
 from zgcm_train.checkpoint.progress import Identity
+from zgcm_train.checkpoint.saver import Outcome
 from zgcm_train.config import Recipe
-from zgcm_train.errors import DivergedError, InterruptedRunError
+from zgcm_train.errors import DivergedError, InterruptedRunError, ZgcmError
 from zgcm_train.mesh import Layout
 from zgcm_train.processes import any_process
 from zgcm_train.step import StepResult, StepSettings, train_step
@@ -67,7 +69,13 @@ class Hook:
         """After an update; ``trainer.progress`` counts it."""
 
     def saved(self, trainer: "Trainer", checkpoint: Path) -> None:
-        """After a checkpoint is complete."""
+        """After a checkpoint is complete.
+
+        A save in the background is noticed at the end of a later update, which may differ between ranks.
+        """
+
+    def save_failed(self, trainer: "Trainer", error: ZgcmError) -> None:
+        """After a save failed that training can do without; older checkpoints are untouched."""
 
     def stage_end(self, trainer: "Trainer") -> None:
         """After the stage's last update."""
@@ -92,6 +100,13 @@ class Trainer:
     stop_requested: bool = False
     stopping: bool = field(default=False, init=False)
     last_save: int = field(default=-1, init=False)
+    saver: Saver = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Open the writer of checkpoints."""
+        self.saver = Saver(
+            self.parts.folder / "checkpoints", asynchronous=self.parts.recipe.checkpoint.asynchronous
+        )
 
     @property
     def progress(self) -> Progress:
@@ -121,14 +136,16 @@ class Trainer:
             while self.progress.step < self.last_update:
                 self.train_step(batches)
                 if self.stopping and self.progress.step < self.last_update:
-                    self.save()
+                    self.save(required=True)
                     raise InterruptedRunError(
                         f"Stopped after update {self.progress.step}, saved; run again to go on."
                     )
+            self.save(required=True)
         except BaseException as error:
             self._report_failure(error)
             raise
-        self.save()
+        finally:
+            self.saver.close()
         self._tell(lambda hook: hook.stage_end(self))
 
     def train_step(self, batches: Iterator[Batch]) -> StepResult:
@@ -143,19 +160,38 @@ class Trainer:
         self._count(result)
         self.stopping = any_process(self.stop_requested)
         self._tell(lambda hook: hook.step_end(self, result))
+        self._settle(self.saver.poll())
         self._refuse_divergence()
         return result
 
-    def save(self) -> None:
-        """Save a checkpoint unless this very step is saved already."""
-        if self.last_save == self.progress.step:
-            return
-        parts = self.parts
-        path = save_checkpoint(
-            parts.folder / "checkpoints", parts.decoder, parts.optimizer, self.progress, parts.identity
-        )
-        self.last_save = self.progress.step
-        self._tell(lambda hook: hook.saved(self, path))
+    def save(self, *, required: bool = False) -> None:
+        """Save a checkpoint unless this very step is saved already.
+
+        Args:
+            required: wait until it is complete, and raise if it cannot be; otherwise a failed save is reported
+                and training goes on.
+
+        Raises:
+            PathError: a required checkpoint cannot be written.
+        """
+        if self.last_save != self.progress.step:
+            self._settle(self.saver.wait())
+            self.saver.begin(self.parts.decoder, self.parts.optimizer, self.progress, self.parts.identity)
+            self.last_save = self.progress.step
+        if required or not self.saver.asynchronous:
+            self._settle(self.saver.wait(), required=required)
+
+    def _settle(self, outcome: Outcome, *, required: bool = False) -> None:
+        """Tell the hooks how a save ended."""
+        if isinstance(outcome, ZgcmError):
+            self.last_save = -1
+            if required:
+                raise outcome
+            error = outcome
+            self._tell(lambda hook: hook.save_failed(self, error))
+        elif outcome is not None:
+            path = outcome
+            self._tell(lambda hook: hook.saved(self, path))
 
     def _count(self, result: StepResult) -> None:
         progress, data = self.progress, self.parts.recipe.data

@@ -7,11 +7,13 @@ temporary name and renamed, so a folder without a valid ``COMPLETE`` is torn and
 
 from zgcm_train.checkpoint.folder import Checkpoint, checkpoints, newest_complete, prune, verify_checkpoint
 from zgcm_train.checkpoint.progress import Progress
+from zgcm_train.checkpoint.saver import Saver
 from zgcm_train.checkpoint.tensors import load_checkpoint, save_checkpoint
 
 __all__ = [
     "Checkpoint",
     "Progress",
+    "Saver",
     "checkpoints",
     "load_checkpoint",
     "newest_complete",

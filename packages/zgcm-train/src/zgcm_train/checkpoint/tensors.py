@@ -24,7 +24,7 @@ from zgcm_train.checkpoint.folder import Checkpoint, folder_name, seal
 from zgcm_train.checkpoint.progress import Identity, Progress, dump_state
 from zgcm_train.errors import CheckpointError, explain_os_error, find_os_error
 from zgcm_train.files import write_atomic
-from zgcm_train.processes import barrier, rank
+from zgcm_train.processes import of_main, rank
 
 
 def save_checkpoint(
@@ -43,29 +43,73 @@ def save_checkpoint(
         The new checkpoint's folder, complete.
 
     Raises:
-        PathError: the disk is full or not writable; older checkpoints are untouched.
+        PathError: the disk is full or not writable; older checkpoints are untouched. Every rank raises it.
     """
     final = folder / folder_name(progress.step)
-    temporary = folder / f".{final.name}.tmp"
-    tensors = _named_state(model, optimizer) | {f"rng.{rank()}": torch.get_rng_state()}
+    write_checkpoint(final, collect_tensors(model, optimizer), dump_state(progress, identity))
+    return final
+
+
+def collect_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Return every tensor of a checkpoint by name: weights, optimizer state and this rank's random state."""
+    return _named_state(model, optimizer) | {f"rng.{rank()}": torch.get_rng_state()}
+
+
+def write_checkpoint(
+    final: Path, tensors: dict[str, Any], state: str, group: dist.ProcessGroup | None = None
+) -> None:
+    """Write one checkpoint and complete it; every rank calls this.
+
+    Args:
+        final: its folder.
+        tensors: from ``collect_tensors``.
+        state: the text of ``state.json``.
+        group: all ranks, as a group that nothing else uses meanwhile; the default group when None.
+
+    Raises:
+        PathError: the disk is full or not writable; the same on every rank.
+    """
+    temporary = final.with_name(f".{final.name}.tmp")
+    failure: BaseException | None = None
     try:
+        _save_tensors(temporary, tensors, group)
         if rank() == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-        barrier()
-        with _without_single_process_warning():
-            save(tensors, checkpoint_id=temporary / "tensors", no_dist=not dist.is_initialized())
-        if rank() == 0:
-            write_atomic(temporary / "state.json", dump_state(progress, identity))
+            write_atomic(temporary / "state.json", state)
             seal(temporary, final)
     except (OSError, CheckpointException) as error:
+        failure = error
+    # Only the first rank seals, so the others learn from it how the save ended.
+    explained = of_main(None if failure is None else _explain(failure, final.name), group)
+    if explained is not None:
         shutil.rmtree(temporary, ignore_errors=True)
-        cause = find_os_error(error)
-        if cause is None:
-            raise
-        raise explain_os_error(cause, f"saving {final.name}") from error
-    barrier()
-    return final
+        raise explained from failure
+    if failure is not None:
+        raise failure
+
+
+def _save_tensors(temporary: Path, tensors: dict[str, Any], group: dist.ProcessGroup | None) -> None:
+    made = None
+    if rank() == 0:
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            temporary.mkdir(parents=True)
+        except OSError as error:
+            made = error
+    made = of_main(made, group)
+    if made is not None:
+        raise made
+    with _without_single_process_warning():
+        save(
+            tensors,
+            checkpoint_id=temporary / "tensors",
+            process_group=group,
+            no_dist=not dist.is_initialized(),
+        )
+
+
+def _explain(error: BaseException, name: str) -> BaseException:
+    cause = find_os_error(error)
+    return error if cause is None else explain_os_error(cause, f"saving {name}")
 
 
 def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer | None) -> None:

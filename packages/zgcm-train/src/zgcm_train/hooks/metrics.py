@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from zgcm_model import flops_per_token
+from zgcm_train.errors import ZgcmError
 from zgcm_train.files import append_json_line, keep_lines
 from zgcm_train.memory import peak_memory_bytes
 from zgcm_train.processes import barrier, is_main
@@ -17,6 +18,7 @@ from zgcm_train.step import StepResult
 from zgcm_train.trainer import Hook, Trainer
 
 Line = Callable[[dict[str, Any]], None]
+Warn = Callable[[str], None]
 
 
 class MetricsHook(Hook):
@@ -24,11 +26,13 @@ class MetricsHook(Hook):
 
     Args:
         line: called with every record, for the console; None for silence.
+        warn: called with what went wrong although training goes on.
     """
 
-    def __init__(self, line: Line | None = None) -> None:
+    def __init__(self, line: Line | None = None, warn: Warn | None = None) -> None:
         """Nothing is opened before training starts."""
         self.line = line
+        self.warn = warn
         self._board: SummaryWriter | None = None
         self._clear()
 
@@ -57,6 +61,10 @@ class MetricsHook(Hook):
         if step % trainer.parts.recipe.log.interval == 0 or step == trainer.last_update or trainer.stopping:
             self._write(trainer, result)
 
+    def save_failed(self, trainer: Trainer, error: ZgcmError) -> None:
+        """Record and say that a checkpoint is missing."""
+        self._event(trainer, "save_failed", f"{error} Training goes on; the next save is tried as planned.")
+
     def stage_end(self, trainer: Trainer) -> None:
         """Close TensorBoard."""
         if self._board is not None:
@@ -65,6 +73,13 @@ class MetricsHook(Hook):
     def failed(self, trainer: Trainer, error: BaseException) -> None:
         """Close TensorBoard."""
         self.stage_end(trainer)
+
+    def _event(self, trainer: Trainer, event: str, message: str) -> None:
+        record = {"kind": "event", "event": event, "step": trainer.progress.step, "message": message}
+        if is_main():
+            append_json_line(trainer.parts.folder / "metrics.jsonl", record)
+        if self.warn is not None:
+            self.warn(message)
 
     def _write(self, trainer: Trainer, result: StepResult) -> None:
         record = self._record(trainer, result)
