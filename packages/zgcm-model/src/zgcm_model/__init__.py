@@ -11,6 +11,7 @@ from zgcm_model.generate import Sampling, generate, left_pad
 from zgcm_model.initialization import initialize
 from zgcm_model.interchange.huggingface import load_pretrained, load_weights, save_pretrained
 from zgcm_model.loss import causal_lm_terms, chunked_lm_terms, global_token_mean
+from zgcm_model.outliers import collect_block_outputs, tweo_terms
 
 __all__ = [
     "Decoder",
@@ -22,6 +23,7 @@ __all__ = [
     "attention",
     "causal_lm_terms",
     "chunked_lm_terms",
+    "collect_block_outputs",
     "flops_per_token",
     "generate",
     "global_token_mean",
@@ -31,4 +33,5 @@ __all__ = [
     "load_weights",
     "padded_vocab_size",
     "save_pretrained",
+    "tweo_terms",
 ]
