@@ -43,6 +43,7 @@ class ModelSection(Section):
     rotary_base: PositiveFloat | None = None
     max_positions: PositiveInt | None = None
     kernel: str = "auto"
+    compile: bool = False  # each layer through torch.compile
 
     def architecture(self) -> ModelConfig:
         """Return the model configuration that this section describes.
@@ -50,7 +51,7 @@ class ModelSection(Section):
         Raises:
             ValueError: the preset is unknown or the sizes do not fit together.
         """
-        changed = self.model_dump(exclude={"preset", "kernel"}, exclude_none=True)
+        changed = self.model_dump(exclude={"preset", "kernel", "compile"}, exclude_none=True)
         return ModelConfig.preset(self.preset, **changed)
 
 
@@ -94,9 +95,10 @@ class ScheduleSection(Section):
 
 
 class PrecisionSection(Section):
-    """Weights, optimizer state and reductions are float32; the compute type is chosen here."""
+    """Weights and optimizer state are float32; the types of compute and of gradients on the wire are chosen here."""
 
     compute: Literal["float32", "bfloat16"] = "float32"
+    reduce: Literal["float32", "bfloat16"] = "float32"  # gradients between replicas; they are summed up in float32
 
 
 class ParallelSection(Section):
@@ -109,6 +111,10 @@ class ParallelSection(Section):
     pp: PositiveInt = 1
     sequence_parallel: bool = True  # split the residual stream over the tensor-parallel ranks
     recompute: Literal["none", "selective", "full"] = "none"
+    # "last" holds a whole float32 gradient per device until the update's last micro-batch; "every" holds a shard.
+    gradient_sync: Literal["last", "every"] = "last"
+    prefetch: Count = 1  # layers whose weights FSDP gathers ahead of their use
+    pipeline_schedule: Literal["1f1b", "gpipe"] = "1f1b"
 
     @property
     def devices(self) -> int:
@@ -200,6 +206,7 @@ class Recipe(Section):
                 f"use a multiple of {step}"
             )
         self._refuse_schedule()
+        self._refuse_narrow_sums()
         architecture = self.model.architecture()
         if self.data.sequence_length > architecture.max_positions:
             raise ValueError(
@@ -219,6 +226,20 @@ class Recipe(Section):
                 f"schedule.warmup_updates {schedule.warmup_updates} and decay_updates {schedule.decay_updates} exceed "
                 f"the {total} updates of all stages; shorten them"
             )
+
+    def _refuse_narrow_sums(self) -> None:
+        if self.precision.reduce == "float32" or self.accumulation == 1:
+            return
+        if self.parallel.pp > 1 or self.parallel.gradient_sync == "last":
+            raise ValueError(
+                f'precision.reduce "{self.precision.reduce}" would also sum the gradients of {self.accumulation} '
+                'micro-batches in it; set parallel.gradient_sync "every" and parallel.pp 1, or precision.reduce "float32"'
+            )
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of one update on each data-parallel replica."""
+        return self.data.global_batch // (self.data.micro_batch * self.parallel.data_parallel)
 
     @property
     def tokens_per_update(self) -> int:

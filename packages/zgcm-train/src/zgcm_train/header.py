@@ -49,7 +49,8 @@ def precision_lines(recipe: Recipe) -> list[str]:
         "precision 1, storage: weights float32, which are their own master copy",
         f"precision 2, compute: forward and backward {compute}, loss and rotary angles float32",
         "precision 3, accumulation: gradients and residual sums over micro-batches float32",
-        f"precision 4, communication and optimizer: gradients and moments float32, Newton-Schulz in {iteration}",
+        f"precision 4, communication and optimizer: gradients on the wire {recipe.precision.reduce}, moments float32, "
+        f"Newton-Schulz in {iteration}",
         f"precision 5, scaling: no loss scale, no stochastic rounding; an update that is not finite is left out, "
         f"{skipped} in a row are allowed",
     ]
