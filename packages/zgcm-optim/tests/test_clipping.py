@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from zgcm_optim import clip_grad_norm_
+from zgcm_testing import run_ranks
 
 
 def parameters() -> list[nn.Parameter]:
@@ -50,3 +52,17 @@ def test_invalid_limit_and_no_gradients() -> None:
             clip_grad_norm_(parameters(), limit)
     assert clip_grad_norm_([nn.Parameter(torch.zeros(2))], 1.0) == 0.0
     assert clip_grad_norm_(nn.Parameter(torch.zeros(2)), 1.0) == 0.0
+
+
+def clip_one_stage(rank: int, world: int) -> tuple[float, list[torch.Tensor]]:
+    params = parameters()[rank : rank + 1]
+    norm = clip_grad_norm_(params, 0.5, stages=dist.group.WORLD)
+    return float(norm), [p.grad for p in params]
+
+
+def test_stages_are_clipped_by_their_joint_norm() -> None:
+    whole = parameters()
+    norm = float(clip_grad_norm_(whole, 0.5))
+    for stage, (own, gradients) in enumerate(run_ranks(clip_one_stage, 2)):
+        assert own == pytest.approx(norm)
+        torch.testing.assert_close(gradients[0], whole[stage].grad)

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,11 @@ _Axes = tuple[DeviceMesh | None, tuple[int, ...]]
 
 
 def clip_grad_norm_(
-    params: Iterable[Tensor] | Tensor, max_norm: float, *, error_if_nonfinite: bool = False
+    params: Iterable[Tensor] | Tensor,
+    max_norm: float,
+    *,
+    error_if_nonfinite: bool = False,
+    stages: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """Scale all gradients down so that their joint 2-norm is at most ``max_norm``.
 
@@ -27,6 +31,7 @@ def clip_grad_norm_(
         params: parameters; those without a gradient are passed over.
         max_norm: largest norm that is left alone; ``inf`` only measures, 0.0 zeroes the gradients.
         error_if_nonfinite: raise instead of scaling when the norm is not finite.
+        stages: ranks that hold other parameters of the same model, such as pipeline stages; the norm is over all.
 
     Returns:
         The norm before clipping, a float32 scalar (float64 if a gradient is), the same on every rank.
@@ -41,6 +46,8 @@ def clip_grad_norm_(
     ready = [align_gradient(parameter) for parameter in chosen if parameter.grad is not None]
     gradients = [parameter.grad for parameter in ready if parameter.grad is not None]
     norm = _global_norm(gradients)
+    if stages is not None:
+        norm = _joint_norm(norm, [stages])
     if error_if_nonfinite and not bool(torch.isfinite(norm)):
         raise RuntimeError(f"the gradient norm is {norm.item()}; look for the first non-finite loss")
     if max_norm != math.inf:
@@ -77,10 +84,14 @@ def _group_norm(members: list[Tensor], axes: _Axes, wide: torch.dtype) -> Tensor
     mesh, spread = axes
     if mesh is None or not spread:
         return norm
+    return _joint_norm(norm, [mesh.get_group(axis) for axis in spread])
+
+
+def _joint_norm(norm: Tensor, groups: Sequence[dist.ProcessGroup]) -> Tensor:
     square = norm.double().square()
-    for axis in spread:
-        dist.all_reduce(square, group=mesh.get_group(axis))
-    return square.sqrt().to(wide)
+    for group in groups:
+        dist.all_reduce(square, group=group)
+    return square.sqrt().to(norm.dtype)
 
 
 def _scale(gradients: list[Tensor], factor: Tensor) -> None:
