@@ -1,6 +1,7 @@
 """The ZGCM-1 decoder: gated sliding-window attention with a global layer every sixth, linear in length."""
 
 from zgcm_model import parallel as parallel
+from zgcm_model import precision as precision
 from zgcm_model._version import __version__
 from zgcm_model.attention import attention
 from zgcm_model.cache import DecoderCache

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zgcm_model.cache import LayerCache
 from zgcm_model.config import ModelConfig
 from zgcm_model.kernels import AttentionKernel, Documents, make_kernel
-from zgcm_model.linear import LinearFactory
+from zgcm_model.linear import LinearFactory, SharedInput
 from zgcm_model.norm import RmsNorm
 from zgcm_model.rotary import rotate
 
@@ -105,14 +105,15 @@ class Attention(nn.Module):
         Returns:
             [B, T, D].
         """
-        query, key, value = (self._heads(p(hidden)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        shared = SharedInput(hidden)
+        query, key, value = (self._heads(shared.into(p)) for p in (self.q_proj, self.k_proj, self.v_proj))
         query, key = rotate(self.q_norm(query), *angles), rotate(self.k_norm(key), *angles)
         if cache is not None:
             key, value = cache.extend(key, value)
         out = self.kernel(query, key, value, window=self.window, documents=documents).flatten(2)
         if self.g_proj is not None:
             # Sigmoid in float32, product in the activations' dtype: the published inference rounding.
-            out = out * torch.sigmoid(self.g_proj(hidden).float()).to(out.dtype)
+            out = out * torch.sigmoid(shared.into(self.g_proj).float()).to(out.dtype)
         projected: Tensor = self.o_proj(out)
         return projected
 

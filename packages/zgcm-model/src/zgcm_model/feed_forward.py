@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zgcm_model.config import ModelConfig
-from zgcm_model.linear import LinearFactory
+from zgcm_model.linear import LinearFactory, SharedInput
 
 
 class FeedForward(nn.Module):
@@ -25,5 +25,6 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map [B, T, D] to [B, T, D]."""
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        shared = SharedInput(hidden)
+        out: Tensor = self.down_proj(F.silu(shared.into(self.gate_proj)) * shared.into(self.up_proj))
         return out

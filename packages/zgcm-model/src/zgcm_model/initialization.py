@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from zgcm_model.decoder import Decoder
 from zgcm_model.interchange.names import bare_name
+from zgcm_model.linear import HasState
 from zgcm_model.norm import RmsNorm
 from zgcm_model.sharding import local_part
 
@@ -19,7 +20,8 @@ def initialize(decoder: Decoder, seed: int) -> Decoder:
 
     Matrices are normal with ``config.init_std``; the two that write to the residual stream (attention output
     and feed-forward output) with ``init_std / sqrt(2 * num_layers)``; norm scales are 1. Each parameter has a
-    generator of its own, seeded by ``seed`` and its name, so neither order nor sharding matters.
+    generator of its own, seeded by ``seed`` and its name, so neither order nor sharding matters. The state of
+    FP8 scaling, where there is one, starts anew.
 
     Args:
         decoder: may be sharded (DTensor parameters) and may have been built on the meta device, but must have
@@ -42,6 +44,9 @@ def initialize(decoder: Decoder, seed: int) -> Decoder:
         if std is None:
             raise ValueError(f"{name} has no known role; initialize it where its module is made")
         _fill(parameter, std, seed, bare_name(name))
+    for module in decoder.modules():
+        if isinstance(module, HasState):
+            module.reset_state()
     return decoder
 
 

@@ -1,0 +1,28 @@
+"""FP8 training with delayed scaling: E4M3 inputs and weights, E5M2 gradients, float32 master weights.
+
+Order of things: build the decoder, :func:`apply`, split and shard it, ``initialize``; then after every optimizer
+step :func:`update_scales`, once, on every rank.
+"""
+
+from zgcm_model.precision.injection import apply, is_applied, scaling_state, update_scales
+from zgcm_model.precision.recipe import ROLES, DelayedScaling, HighPrecision
+from zgcm_model.precision.scaling import ScalingState, UpdateReport
+from zgcm_model.precision.switch import find_switch, is_state_name, require_same_precision
+from zgcm_model.precision.table import PrecisionRow, describe
+
+__all__ = [
+    "ROLES",
+    "DelayedScaling",
+    "HighPrecision",
+    "PrecisionRow",
+    "ScalingState",
+    "UpdateReport",
+    "apply",
+    "describe",
+    "find_switch",
+    "is_applied",
+    "is_state_name",
+    "require_same_precision",
+    "scaling_state",
+    "update_scales",
+]
