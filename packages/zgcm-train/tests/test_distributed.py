@@ -26,6 +26,8 @@ LAYOUTS = [
     pytest.param({"tp": 2, "cp": 2}, 4, id="tp2xcp2"),
     pytest.param({"dp_shard": 2, "tp": 2}, 4, id="fsdp2xtp2"),
     pytest.param({"dp_shard": 2, "cp": 2}, 4, id="fsdp2xcp2"),
+    pytest.param({"pp": 2}, 2, id="pp2"),
+    pytest.param({"pp": 2, "dp_shard": 2, "pipeline_schedule": "gpipe"}, 4, id="pp2xfsdp2-gpipe"),
 ]
 
 

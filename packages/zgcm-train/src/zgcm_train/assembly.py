@@ -1,14 +1,14 @@
 """Build the parts of a run, one function per part."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from zgcm_data import Loader, LoaderOptions, ShardSet, open_shards
 from zgcm_model import Decoder, initialize
@@ -21,6 +21,7 @@ from zgcm_train.config import Recipe
 from zgcm_train.errors import CheckpointError, PathError, require_folder
 from zgcm_train.files import sha256_text
 from zgcm_train.mesh import Layout, build_layout, default_device
+from zgcm_train.pipeline import DecoderStage, Pipeline, PipelineOptions, Place
 from zgcm_train.processes import world_size
 from zgcm_train.recipe_file import dump_recipe
 from zgcm_train.recompute import apply_recompute
@@ -53,7 +54,7 @@ def build_parts(recipe: Recipe, folder: Path, checkpoint: Checkpoint | None) -> 
         optimizer=optimizer,
         loader=build_loader(recipe, shards[progress.stage], progress.next_row, layout.data_rank),
         schedule=build_schedule(recipe),
-        settings=build_settings(recipe, device, layout),
+        settings=build_settings(recipe, device, layout, decoder),
         progress=progress,
         identity=identity,
         folder=folder,
@@ -70,21 +71,58 @@ def build_decoder(recipe: Recipe, device: torch.device, layout: Layout) -> Decod
     if layout.context is not None:
         apply_context_parallel(decoder, layout.context)
     apply_recompute(decoder, recipe.parallel.recompute)
+    if recipe.model.compile:
+        compile_layers(decoder)
+    if layout.pipeline is not None:
+        decoder = DecoderStage(decoder, place_in_pipeline(recipe, layout.pipeline))
     if layout.sharding is not None:
-        shard(decoder, layout.sharding)
+        shard(decoder, layout.sharding, recipe)
     decoder.to_empty(device=device)
     initialize(decoder, recipe.run.seed)
     return decoder.train()
 
 
-def shard(decoder: Decoder, mesh: DeviceMesh) -> None:
+def compile_layers(decoder: Decoder) -> None:
+    """Compile each layer by itself, in place: equal layers share their code, and names stay as they are."""
+    for block in decoder.blocks():
+        block.compile()
+
+
+def place_in_pipeline(recipe: Recipe, mesh: DeviceMesh) -> Place:
+    """Return which stage this rank is, and how positions are split between layers."""
+    split = recipe.parallel.tp if recipe.parallel.sequence_parallel else 1
+    return Place(mesh.get_local_rank(), mesh.size(), split)
+
+
+def shard(decoder: Decoder, mesh: DeviceMesh, recipe: Recipe) -> None:
     """Shard every block and the rest with FSDP2; gradients are summed, never averaged."""
+    reduce = getattr(torch, recipe.precision.reduce)
+    # Float32 gradients are float32 on the wire without being told; a policy would only add a cast.
+    policy = MixedPrecisionPolicy() if reduce is torch.float32 else MixedPrecisionPolicy(reduce_dtype=reduce)
     modules: list[nn.Module] = [*decoder.layers, decoder]
     for module in modules:
-        fsdp = fully_shard(module, mesh=mesh)
+        fsdp = fully_shard(module, mesh=mesh, mp_policy=policy)
         # The loss is divided by the global token count already; a mean over ranks would divide again.
         fsdp.set_gradient_divide_factor(1.0)
         fsdp.set_force_sum_reduction_for_comms(True)
+    gather_ahead(decoder.blocks(), recipe.parallel.prefetch)
+
+
+def gather_ahead(blocks: Sequence[nn.Module], ahead: int) -> None:
+    """Let FSDP gather the weights of the next layers while one computes, forward and backward.
+
+    Args:
+        blocks: sharded layers, in the order of the forward pass.
+        ahead: how many layers; 0 leaves it to FSDP, which looks one ahead in the backward pass only.
+    """
+    for index, block in enumerate(blocks) if ahead else ():
+        assert isinstance(block, FSDPModule)
+        block.set_modules_to_forward_prefetch(_sharded(blocks[index + 1 : index + 1 + ahead]))
+        block.set_modules_to_backward_prefetch(_sharded(blocks[max(index - ahead, 0) : index][::-1]))
+
+
+def _sharded(blocks: Sequence[nn.Module]) -> list[FSDPModule]:
+    return [block for block in blocks if isinstance(block, FSDPModule)]
 
 
 def build_optimizer(recipe: Recipe, decoder: Decoder) -> Muon:
@@ -126,7 +164,7 @@ def build_schedule(recipe: Recipe) -> Callable[[int], float]:
     )
 
 
-def build_settings(recipe: Recipe, device: torch.device, layout: Layout) -> StepSettings:
+def build_settings(recipe: Recipe, device: torch.device, layout: Layout, decoder: Decoder) -> StepSettings:
     """Return how an update is computed."""
     return StepSettings(
         compute=getattr(torch, recipe.precision.compute),
@@ -135,7 +173,24 @@ def build_settings(recipe: Recipe, device: torch.device, layout: Layout) -> Step
         device=device,
         group=layout.loss,
         context=layout.context,
+        pipeline=build_pipeline(recipe, device, layout, decoder),
+        sync_every=recipe.parallel.gradient_sync == "every",
+        reduce=getattr(torch, recipe.precision.reduce),
     )
+
+
+def build_pipeline(recipe: Recipe, device: torch.device, layout: Layout, decoder: Decoder) -> Pipeline | None:
+    """Return what runs the stages, or None for a decoder that is whole."""
+    if layout.pipeline is None or not isinstance(decoder, DecoderStage):
+        return None
+    options = PipelineOptions(
+        schedule=recipe.parallel.pipeline_schedule,
+        micro_batches=recipe.accumulation,
+        shape=(recipe.data.micro_batch, recipe.data.sequence_length // recipe.parallel.cp),
+        compute=getattr(torch, recipe.precision.compute),
+        device=device,
+    )
+    return Pipeline(decoder, layout.pipeline, options)
 
 
 def open_stage(recipe: Recipe, number: int) -> ShardSet:

@@ -98,7 +98,7 @@ class PrecisionSection(Section):
     """Weights and optimizer state are float32; the types of compute and of gradients on the wire are chosen here."""
 
     compute: Literal["float32", "bfloat16"] = "float32"
-    reduce: Literal["float32", "bfloat16"] = "float32"  # gradients between replicas; they are summed up in float32
+    reduce: Literal["float32", "bfloat16"] = "float32"  # gradients on the wire; their sums stay float32
 
 
 class ParallelSection(Section):
@@ -111,6 +111,7 @@ class ParallelSection(Section):
     pp: PositiveInt = 1
     sequence_parallel: bool = True  # split the residual stream over the tensor-parallel ranks
     recompute: Literal["none", "selective", "full"] = "none"
+    hang_timeout: NonNegative = 1800.0  # seconds in one phase of an update that end a run of many ranks; 0: never
     # "last" holds a whole float32 gradient per device until the update's last micro-batch; "every" holds a shard.
     gradient_sync: Literal["last", "every"] = "last"
     prefetch: Count = 1  # layers whose weights FSDP gathers ahead of their use
@@ -233,7 +234,8 @@ class Recipe(Section):
         if self.parallel.pp > 1 or self.parallel.gradient_sync == "last":
             raise ValueError(
                 f'precision.reduce "{self.precision.reduce}" would also sum the gradients of {self.accumulation} '
-                'micro-batches in it; set parallel.gradient_sync "every" and parallel.pp 1, or precision.reduce "float32"'
+                'micro-batches in it; set parallel.gradient_sync "every" and parallel.pp 1, or '
+                'precision.reduce "float32"'
             )
 
     @property

@@ -11,7 +11,7 @@ from zgcm_train.config import Recipe
 from zgcm_train.errors import ConfigurationError
 from zgcm_train.processes import world_size
 
-AXES = ("dp_replicate", "dp_shard", "cp", "tp")
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,17 @@ class Layout:
     Attributes:
         tensor: the tensor-parallel axis.
         context: the context-parallel axis.
+        pipeline: the pipeline axis; all its stages read the same rows.
         sharding: the mesh FSDP works on: replicas by shards, or shards alone. Context-parallel ranks hold
             shards of the same weights, so they are part of it.
         data: data-parallel ranks, which read different rows.
-        loss: the ranks whose loss sums add up: data- and context-parallel ones.
+        loss: the ranks of a stage whose loss sums add up: data- and context-parallel ones.
         data_rank: this process's number among the data-parallel ranks.
     """
 
     tensor: DeviceMesh | None = None
     context: DeviceMesh | None = None
+    pipeline: DeviceMesh | None = None
     sharding: DeviceMesh | None = None
     data: ProcessGroup | None = None
     loss: ProcessGroup | None = None
@@ -66,6 +68,7 @@ def build_layout(recipe: Recipe, device: torch.device) -> Layout:
     return Layout(
         tensor=mesh["tp"] if parallel.tp > 1 else None,
         context=mesh["cp"] if parallel.cp > 1 else None,
+        pipeline=mesh["pp"] if parallel.pp > 1 else None,
         sharding=_sharding(mesh) if loss.size() > 1 else None,
         data=data.get_group() if data.size() > 1 else None,
         loss=loss.get_group() if loss.size() > 1 else None,
@@ -75,7 +78,8 @@ def build_layout(recipe: Recipe, device: torch.device) -> Layout:
 
 def _sharding(mesh: DeviceMesh) -> DeviceMesh:
     shards = mesh["dp_shard", "cp"]._flatten("dp_shard_cp")
-    return mesh["dp_replicate", "dp_shard_cp"] if mesh["dp_replicate"].size() > 1 else shards
+    replicas = mesh["dp_replicate"]
+    return DeviceMesh._concatenate([replicas, shards]) if replicas.size() > 1 else shards
 
 
 def refuse_misfit(recipe: Recipe, devices: int) -> None:
@@ -89,11 +93,6 @@ def refuse_misfit(recipe: Recipe, devices: int) -> None:
         ConfigurationError: names both numbers and the remedy.
     """
     parallel = recipe.parallel
-    if parallel.pp > 1:
-        raise ConfigurationError(
-            f"parallel.pp {parallel.pp} can be planned but not run by this version; set it to 1 and use "
-            "parallel.dp_shard, tp or cp."
-        )
     if parallel.devices != devices:
         raise ConfigurationError(
             f"parallel asks for {parallel.devices} devices and {devices} run; start {parallel.devices} processes "
@@ -105,6 +104,26 @@ def refuse_misfit(recipe: Recipe, devices: int) -> None:
         raise ConfigurationError(
             f"data.sequence_length {recipe.data.sequence_length} does not divide over parallel.tp {parallel.tp} times "
             f"parallel.cp {parallel.cp}; use a multiple of {stretch}."
+        )
+    if parallel.pp > 1:
+        _refuse_pipeline_misfit(recipe)
+
+
+def _refuse_pipeline_misfit(recipe: Recipe) -> None:
+    stages, layers = recipe.parallel.pp, recipe.model.architecture().num_layers
+    if layers < stages:
+        raise ConfigurationError(
+            f"parallel.pp {stages} has more stages than the model's {layers} layers; use at most {layers}."
+        )
+    if recipe.accumulation < stages:
+        raise ConfigurationError(
+            f"parallel.pp {stages} needs at least {stages} micro-batches per update and has {recipe.accumulation}; "
+            "lower data.micro_batch or parallel.dp_shard, or raise data.global_batch."
+        )
+    if recipe.parallel.gradient_sync == "every":
+        raise ConfigurationError(
+            'parallel.gradient_sync "every" is not for pipelines, which reduce gradients once per update; set it to '
+            '"last" or parallel.pp to 1.'
         )
 
 

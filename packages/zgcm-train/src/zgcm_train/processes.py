@@ -1,6 +1,6 @@
 """Which process this is, and waiting for the others."""
 
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,19 @@ def of_main(value: T, group: dist.ProcessGroup | None = None) -> T:
     values = [value]
     dist.broadcast_object_list(values, src=0, group=group)
     return values[0]
+
+
+def of_all(value: T) -> list[T]:
+    """Return the value of every process, in their order, on every process; each must call this.
+
+    Args:
+        value: anything that can be pickled.
+    """
+    if not dist.is_initialized():
+        return [value]
+    values: list[T | None] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return cast(list[T], values)
 
 
 def any_process(flag: bool) -> bool:

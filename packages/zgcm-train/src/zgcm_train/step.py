@@ -4,7 +4,6 @@ The loss of an update is the sum of token losses over all micro-batches and data
 number of loss tokens over the same set.
 """
 
-import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from zgcm_data import Batch
 from zgcm_model import Decoder
 from zgcm_model.parallel import shard_sequence
 from zgcm_optim import clip_grad_norm_
+from zgcm_train.pipeline import MicroBatch, Pipeline, autocast
 
 CPU = torch.device("cpu")
 
@@ -36,6 +36,10 @@ class StepSettings:
         device: where the model is.
         group: the ranks whose losses add up: data- and context-parallel ones; None for one.
         context: the context-parallel axis; this rank computes its stretch of every row.
+        pipeline: runs the micro-batches over the stages of which this rank is one; None for no pipeline.
+        sync_every: sharded gradients are reduced after every micro-batch, which holds a shard of their sum; else
+            after the last one only, which holds the whole sum.
+        reduce: dtype of gradients on the wire; they are always summed over micro-batches in float32.
     """
 
     compute: torch.dtype = torch.float32
@@ -44,6 +48,9 @@ class StepSettings:
     device: torch.device = CPU
     group: ProcessGroup | None = None
     context: DeviceMesh | None = None
+    pipeline: Pipeline | None = None
+    sync_every: bool = False
+    reduce: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True)
@@ -63,22 +70,37 @@ class StepResult:
     applied: bool
 
 
+def read_batch(batch: Batch, settings: StepSettings) -> MicroBatch:
+    """Return this rank's stretch of every row of a micro-batch, on the device.
+
+    Args:
+        batch: tokens ``[B, T+1]``; inputs and targets are its two shifted views, the only shift there is. They are
+            shifted before they are cut into stretches, so no target is lost at a cut.
+        settings: how to cut, and whether documents are told apart.
+    """
+    tokens = batch.tokens.to(settings.device, non_blocking=True)
+    return MicroBatch(
+        inputs=cut(tokens[:, :-1], settings),
+        targets=cut(tokens[:, 1:], settings),
+        mask=cut(batch.loss_mask.to(settings.device, non_blocking=True), settings),
+        documents=cut(batch.document_ids.to(settings.device), settings)
+        if settings.isolate_documents
+        else None,
+    )
+
+
 def loss_terms(decoder: Decoder, batch: Batch, settings: StepSettings) -> Tensor:
     """Return the loss sum of one micro-batch, over this rank's stretch of every row.
 
     Args:
         decoder: the model.
-        batch: tokens ``[B, T+1]``; inputs and targets are its two shifted views, the only shift there is. They are
-            shifted before they are cut into stretches, so no target is lost at a cut.
+        batch: one micro-batch.
         settings: how to compute.
     """
-    tokens = batch.tokens.to(settings.device, non_blocking=True)
-    inputs, targets = cut(tokens[:, :-1], settings), cut(tokens[:, 1:], settings)
-    mask = cut(batch.loss_mask.to(settings.device, non_blocking=True), settings)
-    documents = cut(batch.document_ids.to(settings.device), settings) if settings.isolate_documents else None
-    with _autocast(settings):
-        hidden = decoder(inputs, document_ids=documents)
-        loss_sum, _ = decoder.lm_terms(hidden, targets, mask)
+    read = read_batch(batch, settings)
+    with autocast(settings.device, settings.compute):
+        hidden = decoder(read.inputs, document_ids=read.documents)
+        loss_sum, _ = decoder.lm_terms(hidden, read.targets, read.mask)
     return loss_sum
 
 
@@ -107,9 +129,14 @@ def accumulate_gradients(
         loss_tokens: from ``count_loss_tokens``; 0 gives zero gradients.
         settings: how to compute.
     """
+    if settings.pipeline is not None:
+        read = [read_batch(batch, settings) for batch in batches]
+        total = _summed(settings.pipeline.accumulate(read, loss_tokens), settings)
+        dist.all_reduce(total, group=settings.pipeline.group)
+        return float(total)
     total = torch.zeros((), dtype=torch.float64)
     for index, batch in enumerate(batches):
-        _reduce_gradients_now(decoder, index == len(batches) - 1)
+        _choose_reductions(decoder, index == len(batches) - 1, settings)
         loss_sum = loss_terms(decoder, batch, settings)
         # Divided by the global count, not the local one: means of unequal parts must not be averaged.
         (loss_sum / max(loss_tokens, 1)).backward()
@@ -117,19 +144,22 @@ def accumulate_gradients(
     return float(_summed(total, settings))
 
 
-def apply_update(optimizer: Optimizer, clip_norm: float, loss_sum: float) -> tuple[float, bool]:
+def apply_update(
+    optimizer: Optimizer, clip_norm: float, loss_sum: float, stages: ProcessGroup | None = None
+) -> tuple[float, bool]:
     """Clip, check and update; a gradient or loss that is not finite leaves weights and moments unchanged.
 
     Args:
-        optimizer: holds every parameter of the model.
+        optimizer: holds every parameter of the model, or of this pipeline stage.
         clip_norm: allowed global norm; 0 turns clipping off.
-        loss_sum: the update's loss sum, checked as well.
+        loss_sum: the update's loss sum, checked as well; the same on every rank.
+        stages: the ranks that hold the other stages' parameters, whose gradients belong to the norm.
 
     Returns:
         The gradient norm before clipping, and whether the update was made.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = float(clip_grad_norm_(parameters, clip_norm if clip_norm > 0 else math.inf))
+    norm = float(clip_grad_norm_(parameters, clip_norm if clip_norm > 0 else math.inf, stages=stages))
     finite = math.isfinite(norm) and math.isfinite(loss_sum)
     if finite:
         optimizer.step()
@@ -156,7 +186,8 @@ def train_step(
     """
     loss_tokens = count_loss_tokens(batches, settings)
     loss_sum = accumulate_gradients(decoder, batches, loss_tokens, settings)
-    norm, applied = apply_update(optimizer, settings.clip_norm, loss_sum)
+    stages = None if settings.pipeline is None else settings.pipeline.group
+    norm, applied = apply_update(optimizer, settings.clip_norm, loss_sum, stages)
     return StepResult(loss_sum, loss_tokens, norm, applied)
 
 
@@ -167,13 +198,14 @@ def _summed(value: Tensor, settings: StepSettings) -> Tensor:
     return value
 
 
-def _reduce_gradients_now(decoder: Decoder, last: bool) -> None:
-    """Let FSDP reduce gradients over replicas only after the last micro-batch."""
+def _choose_reductions(decoder: Decoder, last: bool, settings: StepSettings) -> None:
+    """Tell FSDP what to reduce after this micro-batch.
+
+    Replicas are reduced after the last one alone, unless partial sums would then be kept in a narrow type, as FSDP
+    keeps them in the type of the wire.
+    """
     if isinstance(decoder, FSDPModule):
-        decoder.set_requires_all_reduce(last)
-
-
-def _autocast(settings: StepSettings) -> contextlib.AbstractContextManager[object]:
-    if settings.compute is torch.float32:
-        return contextlib.nullcontext()
-    return torch.autocast(settings.device.type, dtype=settings.compute)
+        decoder.set_is_last_backward(last)
+        decoder.set_requires_gradient_sync(last or settings.sync_every)
+        if settings.sync_every:
+            decoder.set_requires_all_reduce(last or settings.reduce is not torch.float32)

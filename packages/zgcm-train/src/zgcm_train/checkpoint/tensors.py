@@ -24,7 +24,7 @@ from zgcm_train.checkpoint.folder import Checkpoint, folder_name, seal
 from zgcm_train.checkpoint.progress import Identity, Progress, dump_state
 from zgcm_train.errors import CheckpointError, explain_os_error, find_os_error
 from zgcm_train.files import write_atomic
-from zgcm_train.processes import of_main, rank
+from zgcm_train.processes import of_all, of_main, rank
 
 
 def save_checkpoint(
@@ -156,17 +156,21 @@ def _named_state(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any
 
 
 def _refuse_differences(saved: dict[str, Any], target: dict[str, Any], place: str, *, whole: bool) -> None:
+    """Compare names and shapes over all ranks together: a pipeline stage holds only some of the tensors."""
     kept = {k for k in saved if not k.startswith("rng.") and (whole or k.startswith("model."))}
-    missing, unexpected = sorted(target.keys() - kept), sorted(kept - target.keys())
+    needed: dict[str, tuple[int, ...]] = {}
+    for part in of_all({name: tuple(getattr(value, "shape", ())) for name, value in target.items()}):
+        needed |= part
+    missing, unexpected = sorted(needed.keys() - kept), sorted(kept - needed.keys())
     if missing or unexpected:
         raise CheckpointError(
             f"{place} does not fit this model: missing {missing}, unexpected {unexpected}; "
             "restore the recipe it was made with."
         )
     for name in sorted(kept):
-        size = getattr(saved[name], "size", None)
-        if name.startswith("model.") and size != target[name].shape:
+        size = tuple(getattr(saved[name], "size", None) or ())
+        if name.startswith("model.") and size != needed[name]:
             raise CheckpointError(
-                f"{place}: {name} has shape {tuple(size or ())}, the model needs "
-                f"{tuple(target[name].shape)}; restore the recipe it was made with."
+                f"{place}: {name} has shape {size}, the model needs {needed[name]}; "
+                "restore the recipe it was made with."
             )
