@@ -6,8 +6,11 @@ import resource
 import shutil
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +30,7 @@ from zgcm_train.checkpoint import (
 )
 from zgcm_train.checkpoint.folder import open_checkpoint
 from zgcm_train.checkpoint.progress import Identity, Progress, parse_state
+from zgcm_train.config import CheckpointSection
 from zgcm_train.errors import CheckpointError, PathError, ZgcmError
 from zgcm_train.files import read_json_lines
 from zgcm_train.mesh import Layout
@@ -148,10 +152,10 @@ def forked(work: Callable[[], object]) -> int | None:
     return process.exitcode
 
 
-def limit_file_size() -> None:
-    """Let the system itself refuse writes of more than 4 KiB, as a full disk refuses them."""
+def limit_file_size(bytes_: int = 65536) -> None:
+    """Let the system itself refuse long writes, as a full disk refuses them; short records still fit."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, resource.RLIM_INFINITY))
 
 
 class At(Hook):
@@ -165,12 +169,87 @@ class At(Hook):
             self.action()
 
 
-def test_a_full_disk_leaves_the_previous_checkpoint(data: Path, tmp_path: Path) -> None:
-    recipe = tiny_recipe(data)
-    code = forked(lambda: run_recipe(recipe, tmp_path / "run", hooks=[At(4, limit_file_size)]))
+class SavesAreOver(Hook):
+    """Waits, before every update, for the save behind training, so that a test knows what it meets."""
+
+    def step_start(self, trainer: Trainer) -> None:
+        while trainer.saver.busy:
+            time.sleep(0.01)
+
+
+BOTH_WAYS = pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting", "background"])
+
+
+def saving(data: Path, asynchronous: bool) -> Recipe:
+    return tiny_recipe(data, checkpoint={"interval": 2, "keep": 2, "asynchronous": asynchronous})
+
+
+@BOTH_WAYS
+def test_a_full_disk_leaves_the_previous_checkpoint(data: Path, tmp_path: Path, asynchronous: bool) -> None:
+    recipe = saving(data, asynchronous)
+    code = forked(
+        lambda: run_recipe(recipe, tmp_path / "run", hooks=[SavesAreOver(), At(4, limit_file_size)])
+    )
     assert code == PathError.exit_code
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000000002"]
     assert_goes_on_as_undisturbed(recipe, tmp_path)
+
+
+@BOTH_WAYS
+def test_a_disk_that_is_full_for_a_while_leaves_a_running_job(
+    data: Path, tmp_path: Path, asynchronous: bool
+) -> None:
+    recipe, run = saving(data, asynchronous), tmp_path / "run"
+    disk = [
+        SavesAreOver(),
+        At(4, limit_file_size),
+        At(6, lambda: limit_file_size(resource.RLIM_INFINITY)),
+    ]
+    assert forked(lambda: run_recipe(recipe, run, hooks=disk)) == 0
+    (failed,) = [r for r in read_json_lines(run / "metrics.jsonl") if r["kind"] == "event"]
+    assert failed["event"] == "save_failed"
+    assert "step-000000004" in failed["message"]
+    assert (run / "checkpoints" / "step-000000006").is_dir()
+    assert not (run / "checkpoints" / "step-000000004").exists()
+    assert_goes_on_as_undisturbed(recipe, tmp_path)
+
+
+def test_records_that_do_not_fit_end_the_run_with_the_reason(data: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe(data)
+    code = forked(lambda: run_recipe(recipe, tmp_path / "run", hooks=[At(4, lambda: limit_file_size(100))]))
+    assert code == PathError.exit_code
+    assert_goes_on_as_undisturbed(recipe, tmp_path)
+
+
+def test_a_save_behind_training_holds_the_weights_of_its_own_step(data: Path, tmp_path: Path) -> None:
+    class Late(Hook):
+        """Lets the thread wait until two more updates have changed the weights."""
+
+        def step_end(self, trainer: Trainer, result: object) -> None:
+            if trainer.progress.step == 6:
+                go_on.set()
+
+    go_on = threading.Event()
+    original = tensors.save
+
+    def waiting_save(*args: Any, **kwargs: Any) -> object:
+        if "step-000000004" in str(kwargs["checkpoint_id"]):
+            assert go_on.wait(60)
+        return original(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensors, "save", waiting_save)
+        run_recipe(
+            saving(data, True).model_copy(update={"checkpoint": kept(True)}), tmp_path / "run", hooks=[Late()]
+        )
+    run_recipe(saving(data, False).model_copy(update={"checkpoint": kept(False)}), tmp_path / "reference")
+    for step in (4, 8, 12):
+        name = Path("checkpoints") / f"step-{step:09d}" / "tensors" / "__0_0.distcp"
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "reference" / name).read_bytes(), step
+
+
+def kept(asynchronous: bool) -> CheckpointSection:
+    return CheckpointSection(interval=4 if asynchronous else 2, keep=9, asynchronous=asynchronous)
 
 
 def assert_goes_on_as_undisturbed(recipe: Recipe, folder: Path) -> None:
@@ -197,10 +276,11 @@ def test_a_killed_run_ends_as_an_undisturbed_one(data: Path, tmp_path: Path, num
 
 
 @pytest.mark.parametrize("where", ["before the mark", "before the name"])
+@BOTH_WAYS
 def test_a_run_killed_while_saving_ends_as_an_undisturbed_one(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, asynchronous: bool
 ) -> None:
-    recipe = tiny_recipe(data)
+    recipe = saving(data, asynchronous)
 
     def killing_seal(temporary: Path, final: Path) -> None:
         if final.name == "step-000000004":

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def run_process(recipe_source: str, folder: Path, settings: Sequence[str], *, ac
     """
     recipe = load_recipe(recipe_source, settings)
     console = progress_console()
-    join_torchrun()
+    join_torchrun(recipe.parallel.hang_timeout)
     try:
         run_recipe(
             recipe,
@@ -60,13 +61,18 @@ def _leave_note(folder: Path, error: ZgcmError) -> None:
         write_atomic(folder / LAST_ERROR, json.dumps(note) + "\n")
 
 
-def join_torchrun() -> None:
-    """Join the process group that torchrun describes in the environment, if it does."""
+def join_torchrun(hang_timeout: float = 0.0) -> None:
+    """Join the process group that torchrun describes in the environment, if it does.
+
+    Args:
+        hang_timeout: seconds after which the watchdog ends the run; a collective gives up later than that.
+    """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    patience = timedelta(seconds=max(1800.0, 2 * hang_timeout))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=patience)
 
 
 def print_event(console: Console, kind: str, value: Any, total: int) -> None:

@@ -8,9 +8,9 @@ from zgcm_train.assembly import build_parts
 from zgcm_train.checkpoint import Progress, newest_complete
 from zgcm_train.checkpoint.folder import remove_unfinished
 from zgcm_train.config import Recipe
-from zgcm_train.errors import CheckpointError
+from zgcm_train.errors import CheckpointError, explain_os_error
 from zgcm_train.header import header_lines
-from zgcm_train.hooks import CheckpointHook, EvaluationHook, LedgerHook, MetricsHook, StopHook
+from zgcm_train.hooks import CheckpointHook, EvaluationHook, LedgerHook, MetricsHook, StopHook, WatchdogHook
 from zgcm_train.processes import barrier, is_main
 from zgcm_train.run_folder import prepare_folder
 from zgcm_train.trainer import Hook, Parts, Trainer
@@ -49,9 +49,20 @@ def run_recipe(
         prepare_folder(folder, recipe, accept_changes=accept_changes)
         remove_unfinished(folder / "checkpoints")
     barrier()
+    watchdog = WatchdogHook(folder, recipe.parallel.hang_timeout)
+    watchdog.start()
+    try:
+        return _train_stages(recipe, folder, tell, [watchdog, *hooks])
+    except OSError as error:
+        raise explain_os_error(error, f"training in {folder}") from error
+    finally:
+        watchdog.stop()
+
+
+def _train_stages(recipe: Recipe, folder: Path, tell: Observer, hooks: Sequence[Hook]) -> Progress:
     while True:
         parts = _restore_parts(recipe, folder, tell)
-        trainer = Trainer(parts, [*_built_in_hooks(recipe, tell), *hooks])
+        trainer = Trainer(parts, [*hooks[:1], *_built_in_hooks(recipe, tell), *hooks[1:]])
         trainer.last_save = parts.progress.step if parts.progress.step else -1
         tell("header", header_lines(parts))
         trainer.fit()

@@ -51,8 +51,8 @@ class Saver:
         final, state = self.folder / folder_name(progress.step), dump_state(progress, identity)
         tensors = collect_tensors(model, optimizer)
         if self.asynchronous:
-            copies = self._open_stager().stage(tensors)
-            self._save = self._open_thread().submit(self._write, final, copies, state, self._group)
+            copies, thread = self._copy(tensors), self._open_thread()
+            self._save = thread.submit(self._write, final, copies, state, self._group)
         else:
             self._save = Future()
             try:
@@ -60,9 +60,14 @@ class Saver:
             except ZgcmError as error:
                 self._save.set_exception(error)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a save goes on."""
+        return self._save is not None and not self._save.done()
+
     def poll(self) -> Outcome:
         """Return how a save ended, once; None while it goes on or when there is none."""
-        return self.wait() if self._save is not None and self._save.done() else None
+        return None if self.busy else self.wait()
 
     def wait(self) -> Outcome:
         """Wait for the save that goes on and return its folder, or why it failed; None when there is none.
@@ -92,11 +97,12 @@ class Saver:
         write_checkpoint(final, tensors, state, group)
         return final
 
-    def _open_stager(self) -> DefaultStager:
+    def _copy(self, tensors: dict[str, Any]) -> dict[str, Any]:
         if self._stager is None:
-            # In this thread and without pinned memory, so that the copy is whole when begin() returns.
+            # In this thread and without pinned memory, so that the copy is whole when this returns.
             self._stager = DefaultStager(StagingOptions(False, False, False, False))
-        return self._stager
+        copies = self._stager.stage(tensors)
+        return copies.result() if isinstance(copies, Future) else copies
 
     def _open_thread(self) -> ThreadPoolExecutor:
         if self._thread is None:

@@ -5,5 +5,6 @@ from zgcm_train.hooks.evaluation import EvaluationHook
 from zgcm_train.hooks.ledger import LedgerHook
 from zgcm_train.hooks.metrics import MetricsHook
 from zgcm_train.hooks.stop import StopHook
+from zgcm_train.hooks.watchdog import WatchdogHook
 
-__all__ = ["CheckpointHook", "EvaluationHook", "LedgerHook", "MetricsHook", "StopHook"]
+__all__ = ["CheckpointHook", "EvaluationHook", "LedgerHook", "MetricsHook", "StopHook", "WatchdogHook"]
