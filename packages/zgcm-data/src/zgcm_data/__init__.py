@@ -5,8 +5,10 @@ deduplicate, order, tokenize) lives in its own modules and needs the extra ``zgc
 """
 
 from zgcm_data._version import __version__
+from zgcm_data.dataset import Dataset, open_dataset
 from zgcm_data.ledger import Ledger, read_ledger
 from zgcm_data.loader import Batch, Loader, LoaderOptions
+from zgcm_data.megatron_facts import DatasetFacts
 from zgcm_data.megatron_rows import IndexedRows, open_indexed
 from zgcm_data.order import BatchPlan, RowOrder, row_in_stage
 from zgcm_data.packing import PackingStats, best_fit, concatenate
@@ -28,6 +30,8 @@ from zgcm_data.shards import (
 __all__ = [
     "Batch",
     "BatchPlan",
+    "Dataset",
+    "DatasetFacts",
     "IndexedRows",
     "Ledger",
     "Loader",
@@ -47,6 +51,7 @@ __all__ = [
     "best_fit",
     "concatenate",
     "load_manifest",
+    "open_dataset",
     "open_indexed",
     "open_shards",
     "read_ledger",

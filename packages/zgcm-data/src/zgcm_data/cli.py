@@ -5,33 +5,24 @@ Results go to standard output, progress to standard error. Exit codes: 0 done, 1
 """
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from zgcm_data._version import __version__
 from zgcm_data.build import build, run_until, without_key
 from zgcm_data.clean.plan import write_contract
-from zgcm_data.console import Bar, flat, table
+from zgcm_data.console import Bar, command, emit, flat, table
 from zgcm_data.engine import use_runner
-from zgcm_data.megatron import from_megatron, to_megatron
+from zgcm_data.megatron_commands import add_megatron
 from zgcm_data.prepare.steps import BuildError, Steps
 from zgcm_data.recipe import BuildRecipe
-from zgcm_data.records import CorpusError, check_category
-from zgcm_data.shards import (
-    ManifestHeader,
-    OrderInfo,
-    ShardError,
-    SourceInfo,
-    inspect,
-    open_shards,
-    verify_shards,
-)
+from zgcm_data.records import CorpusError
+from zgcm_data.shards import ShardError, inspect, open_shards, verify_shards
 from zgcm_data.sources import collect_default_corpus
-from zgcm_data.tokenizer import END_OF_TEXT, Tokenizer
+from zgcm_data.tokenizer import Tokenizer
 
 OK, MISSING, USAGE, DATA, FAILED = 0, 1, 2, 3, 6
 UNTIL = {"clean": "clean", "dedup": "dedup", "order": "order-2", "pack": "pack-2"}
@@ -124,36 +115,6 @@ def add_looking(commands: Any) -> None:
     check.add_argument("folder", type=Path, nargs="+", help="shard sets")
 
 
-def add_megatron(commands: Any) -> None:
-    """Add the commands that exchange data with Megatron."""
-    text = "write a shard set's documents as a Megatron indexed dataset"
-    example = "zgcm-data to-megatron data/stage1 --out megatron/stage1_text_document"
-    export = command(commands, "to-megatron", export_megatron, text, example)
-    export.add_argument("folder", type=Path, help="a shard set")
-    export.add_argument("--out", type=Path, required=True, help="path of the dataset without .bin and .idx")
-    text = "pack a Megatron indexed dataset into a shard set"
-    example = "zgcm-data from-megatron megatron/text_document --out data/set --tokenizer tokenizer.json"
-    bring = command(commands, "from-megatron", import_megatron, text, example)
-    bring.add_argument("prefix", type=Path, help="path of the dataset without .bin and .idx")
-    bring.add_argument("--out", type=Path, required=True, help="folder of the new shard set")
-    bring.add_argument("--tokenizer", type=Path, required=True, help="the tokenizer.json of its tokens")
-    bring.add_argument("--eos", default=END_OF_TEXT, help=f"end-of-document token (default {END_OF_TEXT})")
-    bring.add_argument("--sequence-length", type=int, default=4096, help="inputs per row (default 4096)")
-    bring.add_argument("--packing", choices=("concatenate", "best_fit"), default="concatenate")
-    bring.add_argument("--category", default="general_text", help="category of its documents")
-
-
-def command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str, example: str
-) -> argparse.ArgumentParser:
-    """Add a command whose help ends with an example."""
-    made: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text[0].upper() + text[1:] + ".", epilog=f"example: {example}"
-    )
-    made.set_defaults(run=run)
-    return made
-
-
 def recipe_options(made: argparse.ArgumentParser) -> None:
     """Add the options of the commands that build."""
     made.add_argument("recipe", type=Path, help="a TOML recipe")
@@ -233,48 +194,12 @@ def verify(options: argparse.Namespace) -> int:
     return FAILED if any(problems.values()) else OK
 
 
-def export_megatron(options: argparse.Namespace) -> int:
-    """Run ``to-megatron``."""
-    shards = open_shards(options.folder)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    rows = (shards[number] for number in range(len(shards)))
-    count = to_megatron(rows, shards.manifest, options.out)
-    emit(
-        options, {"documents": count, "prefix": str(options.out)}, f"{count:,} documents in {options.out}.bin"
-    )
-    return OK
-
-
-def import_megatron(options: argparse.Namespace) -> int:
-    """Run ``from-megatron``."""
-    tokenizer = Tokenizer(options.tokenizer, options.eos)
-    header = ManifestHeader(
-        sequence_length=options.sequence_length,
-        vocab_size=tokenizer.vocab_size,
-        eos_id=tokenizer.eos_id,
-        tokenizer_sha256=tokenizer.sha256,
-        packing=options.packing,
-        stage=options.out.name,
-        order=OrderInfo("given"),
-        sources=(SourceInfo(0, options.prefix.name, check_category(options.category, "--category"), 1.0),),
-    )
-    manifest = from_megatron(options.prefix, options.out, header)
-    found = {"rows": manifest.rows, "tokens": manifest.tokens, "digest": manifest.digest}
-    emit(options, found, flat(found))
-    return OK
-
-
 def load(options: argparse.Namespace) -> BuildRecipe:
     """Read the recipe and choose the runner."""
     recipe = BuildRecipe.from_toml(options.recipe)
     if options.runner == "ray":
         use_runner("ray", options.address)
     return recipe
-
-
-def emit(options: argparse.Namespace, data: Any, text: str) -> None:
-    """Print the result as JSON or for people."""
-    print(json.dumps(data, indent=2, ensure_ascii=False) if options.json else text)
 
 
 if __name__ == "__main__":

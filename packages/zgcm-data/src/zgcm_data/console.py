@@ -1,7 +1,9 @@
 """What people see on the terminal: progress, tables and JSON."""
 
+import argparse
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -57,3 +59,19 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str, example: str
+) -> argparse.ArgumentParser:
+    """Add a command whose help ends with an example."""
+    made: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text[0].upper() + text[1:] + ".", epilog=f"example: {example}"
+    )
+    made.set_defaults(run=run)
+    return made
+
+
+def emit(options: argparse.Namespace, data: Any, text: str) -> None:
+    """Print the result as JSON or for people."""
+    print(json.dumps(data, indent=2, ensure_ascii=False) if options.json else text)

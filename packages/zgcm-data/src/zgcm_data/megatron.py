@@ -8,16 +8,16 @@ and opened again with the same T gives the same rows.
 Source: the format of ``megatron.core.datasets.indexed_dataset`` (megatron-core 0.16).
 """
 
-import hashlib
 import mmap
-import os
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
+from zgcm_data.megatron_facts import Prefix, beside, header_of, write_sidecar
 from zgcm_data.packing import best_fit, concatenate
 from zgcm_data.rows import PADDING_SOURCE, Row, TokenizedDocument, Tokens
 from zgcm_data.shards.manifest import Manifest, ManifestHeader, ShardError
@@ -28,7 +28,9 @@ VERSION = 1
 UINT16_BELOW = 65_500
 _TYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 _HEADER = struct.Struct("<9sQBQQ")
-Prefix = str | os.PathLike[str]
+_NAME = struct.Struct("<3q")
+Name = tuple[int, int, int]
+"""Source, ordinal and epoch of a document."""
 
 
 def token_type(vocab_size: int) -> type[np.uint16] | type[np.int32]:
@@ -45,7 +47,7 @@ def token_type(vocab_size: int) -> type[np.uint16] | type[np.int32]:
 
 
 def _paths(prefix: Prefix) -> tuple[Path, Path]:
-    return Path(f"{os.fspath(prefix)}.bin"), Path(f"{os.fspath(prefix)}.idx")
+    return beside(prefix, "bin"), beside(prefix, "idx")
 
 
 def write_indexed(prefix: Prefix, documents: Iterable[npt.NDArray[np.integer]], *, vocab_size: int) -> int:
@@ -179,7 +181,7 @@ def read_indexed(prefix: Prefix) -> IndexedDataset:
     return IndexedDataset(prefix)
 
 
-def documents_of_rows(rows: Iterable[Row], eos_id: int, *, overlap: bool) -> Iterator[Tokens]:
+def documents_of_rows(rows: Iterable[Row], eos_id: int, *, overlap: bool) -> Iterator[tuple[Name, Tokens]]:
     """Put documents together again from packed rows.
 
     Args:
@@ -188,26 +190,28 @@ def documents_of_rows(rows: Iterable[Row], eos_id: int, *, overlap: bool) -> Ite
         overlap: whether a row starts with the last token of the row before (``concatenate``).
 
     Yields:
-        Each document with its end-of-document id, in the order in which documents end; last, without the id,
-        those that the set cuts off.
+        Source, ordinal and epoch of each document, and its tokens with the end-of-document id, in the order in
+        which documents end; last, without the id, those that the set cuts off.
     """
-    parts: dict[tuple[int, ...], list[Tokens]] = {}
+    parts: dict[Name, list[Tokens]] = {}
     for number, (tokens, docs) in enumerate(rows):
         stops = [*docs[1:, 0].tolist(), len(tokens)]
-        for (start, *identity), stop in zip(docs.tolist(), stops, strict=True):
-            name = tuple(identity)
+        for (start, source, ordinal, epoch), stop in zip(docs.tolist(), stops, strict=True):
+            name = (source, ordinal, epoch)
             repeated = start == 0 and (number > 0 if overlap else name in parts)
             piece = tokens[start + repeated : stop]
-            if identity[0] == PADDING_SOURCE or not len(piece):
+            if source == PADDING_SOURCE or not len(piece):
                 continue
             parts.setdefault(name, []).append(piece)
             if piece[-1] == eos_id:
-                yield np.concatenate(parts.pop(name))
-    yield from (np.concatenate(pieces) for pieces in parts.values())
+                yield name, np.concatenate(parts.pop(name))
+    yield from ((name, np.concatenate(pieces)) for name, pieces in parts.items())
 
 
 def to_megatron(rows: Iterable[Row], manifest: Manifest, prefix: Prefix) -> int:
-    """Write the documents of a shard set as an indexed dataset.
+    """Write the documents of a shard set as an indexed dataset that can be trained on.
+
+    Beside ``.bin`` and ``.idx`` lie ``.zgcm.docs`` and ``.zgcm.json``, which Megatron does not need.
 
     Args:
         rows: the opened set.
@@ -217,8 +221,26 @@ def to_megatron(rows: Iterable[Row], manifest: Manifest, prefix: Prefix) -> int:
     Returns:
         The number of documents, those that the set cuts off included.
     """
-    documents = documents_of_rows(rows, manifest.eos_id, overlap=manifest.packing == "concatenate")
-    return write_indexed(prefix, documents, vocab_size=manifest.vocab_size)
+    named = documents_of_rows(rows, manifest.eos_id, overlap=manifest.packing == "concatenate")
+    path = beside(prefix, "zgcm.docs")
+    temporary = path.with_name(path.name + ".tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside(prefix, "zgcm.json").unlink(missing_ok=True)
+    try:
+        with temporary.open("wb") as file:
+            count = write_indexed(prefix, _noted(named, file), vocab_size=manifest.vocab_size)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    write_sidecar(prefix, header_of(manifest))
+    return count
+
+
+def _noted(documents: Iterable[tuple[Name, Tokens]], file: BinaryIO) -> Iterator[Tokens]:
+    """Pass documents on and write down whose each is."""
+    for name, tokens in documents:
+        file.write(_NAME.pack(*name))
+        yield tokens
 
 
 def indexed_documents(prefix: Prefix, eos_id: int, *, source: int = 0) -> Iterator[TokenizedDocument]:
@@ -248,9 +270,3 @@ def from_megatron(
     documents = indexed_documents(prefix, header.eos_id)
     rows = pack(documents, header.sequence_length, header.eos_id)
     return write_shards(folder, rows, header, rows_per_shard=rows_per_shard)
-
-
-def index_digest(dataset: IndexedDataset) -> str:
-    """Return the SHA-256 of the index file."""
-    with dataset.index.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,6 +7,7 @@ import pytest
 
 from zgcm_data import cli
 from zgcm_data.build import BuildResult
+from zgcm_data.dataset import open_dataset
 from zgcm_data.recipe import BuildRecipe
 from zgcm_data.shards import open_shards
 
@@ -154,6 +155,13 @@ def test_megatron_commands_give_the_rows_back(
     assert (code, json.loads(text)["rows"]) == (0, 120)
     one, two = open_shards(built.stage1), open_shards(tmp_path / "again")
     assert all((one[number].tokens == two[number].tokens).all() for number in range(120))
+    direct = open_dataset(prefix)
+    assert all((one[number].docs == direct[number].docs).all() for number in range(120))
+    assert direct.manifest.sources == one.manifest.sources
+    again = ["describe", prefix, "--tokenizer", built.tokenizer, "--sequence-length", 128, "--json"]
+    code, text, _ = run(capsys, *again)
+    assert (code, json.loads(text)["rows"]) == (0, 60)
+    assert [source.name for source in open_dataset(prefix).manifest.sources] == ["text_document"]
 
 
 def test_exit_codes_of_wrong_use(
@@ -185,6 +193,7 @@ def test_every_command_teaches_with_an_example(capsys: pytest.CaptureFixture[str
         "verify",
         "to-megatron",
         "from-megatron",
+        "describe",
     ):
         with pytest.raises(SystemExit) as caught:
             cli.main([name, "--help"])

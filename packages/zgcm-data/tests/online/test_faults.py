@@ -81,7 +81,7 @@ def test_slow_storage_only_costs_time(shards25: ShardSet, workers: int) -> None:
 
 def test_storage_that_stops_is_an_error_and_no_hang(shards25: ShardSet) -> None:
     rows = Slow(shards25, 0.0, stop_at=12)
-    loader = Loader(rows, 1, options=LoaderOptions(timeout=0.3))
+    loader = Loader(rows, 1, options=LoaderOptions(workers=1, timeout=0.3))
     read: list[int] = []
 
     def read_all() -> None:

@@ -256,6 +256,16 @@ def test_a_run_can_say_what_it_reads_and_how_documents_are_treated(shards25: Sha
     assert isolated["cross_document_attention"] is False
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(1, 0), (2, 1), (64, 1)])
+def test_a_reading_thread_is_used_where_there_is_a_core_for_it(
+    monkeypatch: pytest.MonkeyPatch, shards25: ShardSet, cores: int, threads: int
+) -> None:
+    monkeypatch.setattr("zgcm_data.loader.options.usable_cores", lambda: cores)
+    assert LoaderOptions().threads == threads
+    assert LoaderOptions(workers=3).threads == 3
+    assert [batch.rows.tolist() for batch in Loader(shards25, 5)] == [[row] for row in range(25)]
+
+
 def test_a_batch_moves_what_the_model_reads(shards25: ShardSet) -> None:
     batch = next(iter(Loader(shards25, 5, micro_batch=5)))
     moved = batch.to("meta")

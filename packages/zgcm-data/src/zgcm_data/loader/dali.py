@@ -116,7 +116,7 @@ def _pieces(job: Job, shards: ShardSet) -> Iterator[Tokens]:
     for first, count in job.blocks(STRETCH_BLOCKS):
         positions = job.positions(first, count)
         rows = positions[positions >= 0] % len(shards)
-        pipeline = _build(shards, rows, size, max(1, job.options.workers)) if len(rows) else None
+        pipeline = _build(shards, rows, size, max(1, job.options.threads)) if len(rows) else None
         for start in range(0, len(rows), size):
             tokens = _run(pipeline, shards)
             yield tokens[: len(rows) - start]

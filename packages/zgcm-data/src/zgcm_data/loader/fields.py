@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from zgcm_data.loader.batch import Batch
 from zgcm_data.loader.options import LoaderOptions, RowBlock, RowSource
@@ -134,8 +135,8 @@ class BlockBatches:
             raise ShardError(f"row {row} has an impossible docs table; its shard was altered")
         self._fields = RowFields(segments, isolate=isolate)
         counts = count_sources(segments, self._block.ended, job.plan.micro_batch, sources, isolate=isolate)
-        columns = (counts.tokens, counts.loss_tokens, counts.documents, counts.rows)
-        self._counts = [torch.from_numpy(column).unbind() for column in columns]
+        columns = np.stack((counts.tokens, counts.loss_tokens, counts.documents, counts.rows), axis=1)
+        self._counts = torch.from_numpy(columns).flatten(0, 1).unbind()
         self._rows = torch.from_numpy(self._positions).view(count, -1).unbind()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -150,9 +151,12 @@ class BlockBatches:
         tensors = [torch.from_numpy(array) for array in made]
         if self._pin:
             tensors = [tensor.pin_memory() for tensor in tensors]
-        parts = [tensor.view(stop - first, size, -1).unbind() for tensor in tensors]
-        counts = [column[first:stop] for column in self._counts]
-        batches = [Batch(*fields) for fields in zip(*parts, self._rows[first:stop], *counts, strict=True)]
+        parts: list[tuple[Tensor, ...]] = [(tensor,) for tensor in tensors]
+        if stop - first > 1:
+            parts = [tensor.view(stop - first, size, -1).unbind() for tensor in tensors]
+        counts = [self._counts[4 * number : 4 * number + 4] for number in range(first, stop)]
+        rows = self._rows[first:stop]
+        batches = [Batch(t, m, d, r, *c) for t, m, d, r, c in zip(*parts, rows, counts, strict=True)]
         return batches if device is None else [batch.to(device) for batch in batches]
 
     def _tokens(self, first: int, stop: int) -> Integers:

@@ -1,5 +1,6 @@
 """How a loader reads, apart from which rows."""
 
+import os
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -61,10 +62,12 @@ class LoaderOptions:
             ``p % len(shards)`` of the set.
         remainder: what to do with rows that do not fill a last update: ``drop`` leaves them out (the loader
             says how many), ``pad`` adds masked rows that count nowhere.
-        workers: reading threads; 0 reads in the calling thread. The order never depends on it.
-        prefetch: pieces of about 262,144 tokens to hold ready.
+        workers: reading threads; 0 reads in the calling thread; None is one where the process may run on two
+            cores or more, and 0 on one core, where a thread costs time and helps only with slow storage. The
+            order never depends on it.
+        prefetch: pieces of about 262,144 tokens that the threads hold ready.
         timeout: seconds without data after which a stalled reading thread of the ``python`` backend is an
-            error.
+            error; without a thread nothing watches.
         pin_memory: page-locked tensors for copies to a GPU; None means yes where there is a GPU.
         device: where batches are delivered, such as ``cuda:0``; None means the CPU.
     """
@@ -72,7 +75,7 @@ class LoaderOptions:
     isolate_documents: bool = False
     epochs: int = 1
     remainder: Remainder = "drop"
-    workers: int = 1
+    workers: int | None = None
     prefetch: int = 4
     timeout: float = 600.0
     pin_memory: bool | None = None
@@ -80,9 +83,22 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("workers", 0), ("prefetch", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; use {least} or more")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} is {value}; use {least} or more")
         if self.remainder not in ("drop", "pad"):
             raise ValueError(f"remainder is {self.remainder!r}; choose 'drop' or 'pad'")
         if not self.timeout > 0:
             raise ValueError(f"timeout is {self.timeout}; use a number of seconds above 0")
+
+    @property
+    def threads(self) -> int:
+        """Reading threads: ``workers``, or what suits the cores of this process."""
+        return min(1, usable_cores() - 1) if self.workers is None else self.workers
+
+
+def usable_cores() -> int:
+    """Return the number of cores on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

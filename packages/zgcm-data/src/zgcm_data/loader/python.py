@@ -26,11 +26,12 @@ def batches(job: Job) -> Iterator[Batch]:
         TimeoutError: a reader delivered nothing for ``timeout`` seconds.
     """
     _keep_freed_memory()
-    if job.options.workers == 0:
+    threads = job.options.threads
+    if not threads:
         for first, count in job.blocks():
             yield from BlockBatches(job, first, count)
         return
-    readers = _Readers(job.options.workers, job.options.timeout)
+    readers = _Readers(threads, job.options.timeout)
     try:
         for task in _tasks(job):
             readers.submit(task)
