@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from zgcm_model import Decoder, ModelConfig, attention, initialize
 from zgcm_model.kernels import make_kernel
 from zgcm_model.parallel import apply_context_parallel, apply_tensor_parallel, shard_sequence
+from zgcm_model.parallel.collectives import exchange
 from zgcm_model.parallel.context import ContextParallelKernel
 from zgcm_testing import run_ranks
 
@@ -214,3 +215,17 @@ def test_heads_that_do_not_divide_are_refused(toy):
             kernel(tensors[0][:, :1], *tensors[1:], window=None, documents=None)
 
     run_ranks(rank_main, 3)
+
+
+def exchange_any_strides(rank, world):
+    whole = torch.arange(2 * 8 * 4 * 6.0).view(2, 8, 4, 6)
+    for strides in (torch.contiguous_format, torch.channels_last):
+        mine = whole.chunk(world, 1)[rank].contiguous(memory_format=strides)
+        heads = exchange(mine, 2, 1, dist.group.WORLD)
+        assert torch.equal(heads, whole.chunk(world, 2)[rank])
+        back = exchange(heads.contiguous(memory_format=strides), 1, 2, dist.group.WORLD)
+        assert torch.equal(back, mine)
+
+
+def test_the_exchange_takes_tensors_of_any_strides():
+    run_ranks(exchange_any_strides, 2)

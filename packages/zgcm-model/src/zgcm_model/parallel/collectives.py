@@ -70,7 +70,8 @@ def all_to_all(x: Tensor, split_dim: int, join_dim: int, group: ProcessGroup) ->
     Returns:
         Split along ``split_dim``, whole along ``join_dim``.
     """
-    source = torch.stack(x.chunk(group.size(), split_dim))
+    # Stacking keeps a channels-last order of strides, which gradients may have by chance.
+    source = torch.stack(x.chunk(group.size(), split_dim)).contiguous()
     out = torch.empty_like(source)
     dist.all_to_all_single(out, source, group=group)
     return torch.cat(out.unbind(0), dim=join_dim)
