@@ -282,7 +282,7 @@ def run_counted(rank: int, world: int, kind: str) -> tuple[int, int, int]:
     params = [nn.Parameter(distribute_tensor(matrix, mesh, placements)) for matrix in matrices(0, WORK)]
     for parameter, gradient in zip(params, matrices(1, WORK), strict=True):
         parameter.grad = distribute_tensor(gradient, mesh, placements)
-    optimizer = Muon(params, 0.1, dtype=torch.float32)
+    optimizer = Muon(params, 0.1, dtype=torch.float32, tensor_parallel="gather")
     with count_operations() as work, count_traffic() as traffic:
         optimizer.step()
     return work.flops, traffic.sent, sum(p.to_local().numel() * 4 for p in params)
@@ -318,7 +318,7 @@ def run_recorded(rank: int, world: int) -> list[tuple[str, int]]:
         return wrapped
 
     for name in ("_gather", "_orthogonalize", "_return", "_apply"):
-        setattr(exchange._Exchange, name, record(name, getattr(exchange._Exchange, name)))
+        setattr(exchange.Exchange, name, record(name, getattr(exchange.Exchange, name)))
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
     params = [nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])) for _ in range(16)]
     for parameter in params:

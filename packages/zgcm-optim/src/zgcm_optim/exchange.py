@@ -9,7 +9,6 @@ of the momentum, results in the dtype of the orthogonalization.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,9 +16,9 @@ from torch import Tensor
 
 from zgcm_optim.blocks import block_shapes, block_views
 from zgcm_optim.costs import choose_method, operations
-from zgcm_optim.layout import Spread
 from zgcm_optim.ownership import Job, OwnershipPlan
-from zgcm_optim.update import Matrix, Task, run_tasks
+from zgcm_optim.spread import Spread
+from zgcm_optim.update import Matrix, Rule, Task, run_tasks
 
 
 @dataclass
@@ -61,37 +60,44 @@ class Shared:
 
     def job(self) -> Job:
         """Return what planning needs to know."""
-        rule, cost = self.part.rule, 0
-        for rows, columns in block_shapes(self.spread.shape, rule.blocks, rule.block_dim):
-            method = rule.iteration.method
-            if method == "auto":
-                short, long = sorted((rows, columns))
-                method = choose_method(short, long, self.part.weight.device.type)
-            cost += operations(rows, columns, len(rule.iteration.triples), method, rule.iteration.dtype)
-        elements = self.spread.shape[0] * self.spread.shape[1]
-        return Job(cost, elements, (self.spread.shape, rule.blocks, rule.block_dim, rule.iteration))
+        rule, shape = self.part.rule, self.spread.shape
+        cost = whole_operations(shape, rule, self.part.weight.device.type)
+        return Job(cost, shape[0] * shape[1], (shape, rule.blocks, rule.block_dim, rule.iteration))
 
 
-def update_shared(matrices: Sequence[Shared]) -> None:
-    """Update the regions of this rank in place; every rank that holds a part must call this alike.
+def whole_operations(shape: tuple[int, int], rule: Rule, device_type: str) -> int:
+    """Count the operations of a whole matrix on one rank.
 
     Args:
-        matrices: in the same order on every rank; those without elements are left alone.
+        shape: rows and columns.
+        rule: of its group.
+        device_type: ``"cpu"``, ``"cuda"``, ...
+
+    Returns:
+        Those of all its blocks.
     """
-    together: dict[tuple[Any, ...], list[Shared]] = {}
-    for matrix in matrices:
-        weight, rule = matrix.part.weight, matrix.part.rule
-        key = (matrix.spread.ranks, weight.device, matrix.part.momentum.dtype, rule.iteration.dtype)
-        if 0 not in matrix.spread.shape:
-            together.setdefault(key, []).append(matrix)
-    for members in together.values():
-        plan = OwnershipPlan.of(tuple(matrix.job() for matrix in members), len(members[0].spread.ranks))
-        _Exchange(members, plan).run()
+    cost, iteration = 0, rule.iteration
+    for rows, columns in block_shapes(shape, rule.blocks, rule.block_dim):
+        method = iteration.method
+        if method == "auto":
+            method = choose_method(min(rows, columns), max(rows, columns), device_type)
+        cost += operations(rows, columns, len(iteration.triples), method, iteration.dtype)
+    return cost
+
+
+def count_sent(size: int) -> None:
+    """Add bytes that this rank sends to every open count.
+
+    Args:
+        size: bytes.
+    """
+    for counter in _counters:
+        counter.sent += size
 
 
 @dataclass(frozen=True)
 class _Transfer:
-    """An all-to-all that is under way."""
+    """An all-to-all that is under way, or what a rank has all by itself."""
 
     work: dist.Work | None
     sent: Tensor
@@ -105,29 +111,40 @@ class _Transfer:
         return list(self.received.split(self.sizes))
 
 
-class _Exchange:
+class Exchange:
     """The rounds of one group of ranks."""
 
     def __init__(self, matrices: Sequence[Shared], plan: OwnershipPlan) -> None:
+        """Take the matrices and the plan of who owns them."""
         self._matrices, self._rounds = matrices, plan.rounds
         spread = matrices[0].spread
         self._me, self._members, self._group = spread.me, range(len(spread.ranks)), spread.group
 
     def run(self) -> None:
         """Gather, orthogonalize and return, one round after the other, with the exchanges in the background."""
-        gathering = self._gather(0)
         returning: _Transfer | None = None
-        for number in range(len(self._rounds)):
-            arrived = gathering.wait()
-            if number + 1 < len(self._rounds):
-                gathering = self._gather(number + 1)
-            results = self._orthogonalize(number, arrived)
+        number = 0
+        for number, results in self._computed():
             sent = self._return(number, results)
             if returning is not None:
                 self._apply(number - 1, returning.wait())
             returning = sent
         if returning is not None:
-            self._apply(len(self._rounds) - 1, returning.wait())
+            self._apply(number, returning.wait())
+
+    def _computed(self) -> Iterator[tuple[int, list[Tensor]]]:
+        """Yield the results of this rank's matrices, round by round."""
+        for number, arrived in self._arrivals():
+            yield number, self._orthogonalize(number, arrived)
+
+    def _arrivals(self) -> Iterator[tuple[int, list[Tensor]]]:
+        """Yield what arrived for each round, with the next round's regions already on their way."""
+        gathering = self._gather(0)
+        for number in range(len(self._rounds)):
+            arrived = gathering.wait()
+            if number + 1 < len(self._rounds):
+                gathering = self._gather(number + 1)
+            yield number, arrived
 
     def _gather(self, number: int) -> _Transfer:
         turn = self._rounds[number]
@@ -146,16 +163,22 @@ class _Exchange:
         mine = [self._matrices[i].spread for i in turn[self._me]]
         return [spread for spread in mine if source in spread.sources(self._me)]
 
-    def _orthogonalize(self, number: int, arrived: Sequence[Tensor]) -> list[Tensor]:
-        results, tasks = [], []
-        readers = [_Reader(buffer) for buffer in arrived]
+    def _assemble(self, number: int, arrived: Sequence[Tensor]) -> list[tuple[Shared, Tensor]]:
+        """Put the regions of this rank's matrices together."""
+        readers, complete = [_Reader(buffer) for buffer in arrived], []
         for index in self._rounds[number][self._me]:
-            matrix = self._matrices[index]
-            rule, spread = matrix.part.rule, matrix.spread
+            spread = self._matrices[index].spread
             whole = arrived[0].new_empty(spread.shape)
             for source in spread.sources(self._me):
                 region = spread.regions[source]
                 region.of(whole).copy_(readers[source].take(region.shape))
+            complete.append((self._matrices[index], whole))
+        return complete
+
+    def _orthogonalize(self, number: int, arrived: Sequence[Tensor]) -> list[Tensor]:
+        results, tasks = [], []
+        for matrix, whole in self._assemble(number, arrived):
+            rule = matrix.part.rule
             result = torch.empty_like(whole, dtype=rule.iteration.dtype)
             results.append(result)
             views = (block_views(tensor, rule.blocks, rule.block_dim) for tensor in (whole, result))
@@ -182,7 +205,7 @@ class _Exchange:
             for index in self._rounds[number][owner]:
                 matrix = self._matrices[index]
                 region = matrix.spread.regions[self._me]
-                rates = matrix.part.rule.rates(matrix.spread.shape, region.top, region.bottom)
+                rates = matrix.part.rule.rates(matrix.spread.matrix, region.top, region.bottom)
                 matrix.part.apply_part(reader.take(region.shape), rates)
 
     def _send(self, pieces: Sequence[Sequence[Tensor]], sizes: list[int], dtype: torch.dtype) -> _Transfer:
@@ -190,8 +213,9 @@ class _Exchange:
         flat = [piece.reshape(-1) for target in pieces for piece in target]
         sent = torch.cat(flat) if flat else torch.empty(0, dtype=dtype, device=device)
         counts = [sum(piece.numel() for piece in target) for target in pieces]
-        for counter in _counters:
-            counter.sent += (sum(counts) - counts[self._me]) * sent.element_size()
+        if self._group is None:
+            return _Transfer(None, sent, sent, sizes)
+        count_sent((sum(counts) - counts[self._me]) * sent.element_size())
         received = torch.empty(sum(sizes), dtype=dtype, device=device)
         work = dist.all_to_all_single(received, sent, sizes, counts, group=self._group, async_op=True)
         return _Transfer(work, sent, received, sizes)

@@ -8,7 +8,7 @@ With gradient G, momentum M, weight W of [out, in], learning rate η, decay λ a
     W <- W - η · scale(out, in) · extra · orthogonalize(U)
 
 A parameter group with ``algorithm="adam"`` gets Adam with decoupled decay at the same learning rate. Sharded
-parameters (DTensor) give the same numbers as unsharded ones; see ``ownership``.
+parameters (DTensor) give the same numbers as unsharded ones; see ``distribution``.
 
 Source: published ZGCM-1 training setup; K. Jordan et al., Muon, 2024.
 """
@@ -23,8 +23,9 @@ from torch.optim import Optimizer
 from zgcm_optim import adam, settings
 from zgcm_optim.blocks import check_blocks
 from zgcm_optim.coefficients import Coefficients
-from zgcm_optim.exchange import Shared, update_shared
-from zgcm_optim.layout import Layouts, align_gradient, local
+from zgcm_optim.distribution import Distribution, Handling, shared, update_shared
+from zgcm_optim.exchange import Shared
+from zgcm_optim.layout import align_gradient, local
 from zgcm_optim.state import check_state, regroup
 from zgcm_optim.update import Matrix, Rule, update_whole
 
@@ -53,7 +54,10 @@ class Muon(Optimizer):
             orthogonalizes and scales each tensor-parallel shard alone, exact over the other axes.
         dtype: dtype of the orthogonalization: bfloat16, float32 or float64.
         method: ``"auto"``, ``"standard"`` or ``"gram"``; see ``orthogonalize``.
-        tensor_axes: names of the mesh axes that are tensor-parallel; only ``sharded="blockwise"`` reads them.
+        tensor_axes: names of the mesh axes that are tensor-parallel.
+        tensor_parallel: for ``sharded="exact"``, how a matrix is handled whose long side is cut over one of
+            ``tensor_axes``: ``"gather"`` to one owner, ``"gram"`` iterates on the Gram matrix on all ranks after
+            one all-reduce, ``"auto"`` takes what ``costs.choose_tensor_parallel`` says. Others are gathered.
 
     Raises:
         ValueError: an invalid value, or a Muon parameter that is not a matrix.
@@ -79,9 +83,10 @@ class Muon(Optimizer):
         dtype: torch.dtype = torch.bfloat16,
         method: str = "auto",
         tensor_axes: Sequence[str] = ("tp",),
+        tensor_parallel: str = "auto",
     ) -> None:
         """Check the settings and create the state of every parameter, all zeros."""
-        self._layouts = Layouts()
+        self._distribution = Distribution()
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -97,6 +102,7 @@ class Muon(Optimizer):
             "eps": eps,
             "sharded": sharded,
             "tensor_axes": tuple(tensor_axes),
+            "tensor_parallel": tensor_parallel,
             "algorithm": "muon",
             "blocks": None,
             "block_dim": 0,
@@ -142,20 +148,21 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         whole: list[Matrix] = []
-        shared: list[Shared] = []
+        parts: list[Shared] = []
         for group in self.param_groups:
             ready = [align_gradient(parameter) for parameter in group["params"] if parameter.grad is not None]
             if group["algorithm"] == "adam":
                 adam.update(ready, self.state, group)
                 continue
-            rule = Rule.of(group, settings.iteration(group))
+            rule, handling = Rule.of(group, settings.iteration(group)), Handling.of(group)
             for parameter in ready:
-                part, spread = self._matrix(parameter, rule), self._layouts.of(parameter, group)
+                part = self._matrix(parameter, rule)
+                spread = self._distribution.of(parameter, handling, rule)
                 if spread is None:
                     whole.append(part)
                 else:
-                    shared.append(Shared(part, spread))
-        update_shared(shared)
+                    parts.append(shared(part, spread))
+        update_shared(parts)
         update_whole(whole)
         return loss
 
@@ -198,15 +205,16 @@ class Muon(Optimizer):
 
     def _check_blocks(self, group: Mapping[str, Any]) -> None:
         """Check blocks against the matrix that is orthogonalized, which may be a shard of the parameter."""
+        rule, handling = Rule.of(group, settings.iteration(group)), Handling.of(group)
         for parameter in group["params"] if group["algorithm"] == "muon" else ():
-            spread = self._layouts.of(parameter, group)
-            shape = local(parameter).shape if spread is None else spread.shape
+            spread = self._distribution.of(parameter, handling, rule)
+            shape = local(parameter).shape if spread is None else spread.matrix
             check_blocks(group["blocks"], group["block_dim"], shape)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy or a pickle; process groups are found again when they are needed."""
         super().__setstate__(state)
-        self.__dict__.setdefault("_layouts", Layouts())
+        self.__dict__.setdefault("_distribution", Distribution())
 
     def _matrix(self, parameter: Tensor, rule: Rule) -> Matrix:
         gradient, momentum = parameter.grad, self.state[parameter]["momentum_buffer"]

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from zgcm_optim.coefficients import Coefficients, Triple, resolve
 from zgcm_optim.costs import CPU_LOOP_SIDE, choose_method, segments
+from zgcm_optim.gram import polynomial
 from zgcm_optim.products import product, symmetric_product
 
 METHODS = ("auto", "standard", "gram")
@@ -202,26 +203,8 @@ def _gram(wide: list[Tensor], square: list[Tensor], triples: Sequence[Triple]) -
     x, y = wide
     done = 0
     for run in segments(len(triples), x.shape[-2], x.dtype):
-        multiple, rest = _gram_segment(x, square, triples[done : done + run])
+        symmetric_product(x, x.mT, square[0])
+        multiple, rest = polynomial(square, triples[done : done + run])
         x, y = product(rest, x, y, addend=x, beta=multiple), x
         done += run
     return x
-
-
-def _gram_segment(x: Tensor, square: list[Tensor], triples: Sequence[Triple]) -> tuple[float, Tensor]:
-    """Return Q of these steps as (multiple of the identity, rest)."""
-    gram, rest, step, spare = square
-    symmetric_product(x, x.mT, gram)
-    multiple = 1.0
-    for index, (a, b, c) in enumerate(triples):
-        # P = aI + Z; on the first step Q is P itself.
-        z = rest if index == 0 else step
-        symmetric_product(gram, gram, z, addend=gram, beta=b, alpha=c)
-        if index > 0:
-            symmetric_product(z, rest, spare, addend=rest, beta=a)
-            rest, spare = spare.add_(z, alpha=multiple), rest
-        multiple *= a
-        if index + 1 < len(triples):
-            symmetric_product(z, gram, spare, addend=gram, beta=a)
-            symmetric_product(z, spare, gram, addend=spare, beta=a)
-    return multiple, rest

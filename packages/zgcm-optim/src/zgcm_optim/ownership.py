@@ -50,17 +50,18 @@ class OwnershipPlan:
 
     @classmethod
     @lru_cache(maxsize=64)
-    def of(cls, jobs: tuple[Job, ...], members: int) -> "OwnershipPlan":
+    def of(cls, jobs: tuple[Job, ...], members: int, before: tuple[int, ...] = ()) -> "OwnershipPlan":
         """Plan jobs for a number of members; the same arguments give the same plan on every rank.
 
         Args:
             jobs: the matrices.
             members: number of ranks that share them.
+            before: operations that each member has to do anyway; empty for none.
 
         Returns:
             The plan.
         """
-        owners = assign([job.operations for job in jobs], members)
+        owners = assign([job.operations for job in jobs], members, before)
         limit = _round_elements(jobs, members)
         queues = [
             _cut(jobs, [i for i, owner in enumerate(owners) if owner == m], limit) for m in range(members)
@@ -82,17 +83,19 @@ class OwnershipPlan:
         return [sum(jobs[i].operations for turn in self.rounds for i in turn[m]) for m in range(members)]
 
 
-def assign(costs: Sequence[int], members: int) -> list[int]:
+def assign(costs: Sequence[int], members: int, before: Sequence[int] = ()) -> list[int]:
     """Give each cost to a member so that no sum exceeds an equal share plus one cost.
 
     Args:
         costs: any non-negative numbers.
         members: at least 1.
+        before: what each member has already; it counts in the sums and in the share. Empty for nothing.
 
     Returns:
-        For each cost the member that got it.
+        For each cost the member that got it. A member that has more than that already gets none.
     """
-    heap = [(0, member) for member in range(members)]
+    heap = [(before[member] if before else 0, member) for member in range(members)]
+    heapq.heapify(heap)
     owners = [0] * len(costs)
     for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
         load, member = heapq.heappop(heap)

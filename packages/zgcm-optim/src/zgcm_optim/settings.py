@@ -11,6 +11,7 @@ from zgcm_optim.orthogonalize import Iteration
 
 ALGORITHMS = ("muon", "adam")
 SHARDED = ("exact", "blockwise")
+TENSOR_PARALLEL = ("auto", "gather", "gram")
 
 
 def check_group(group: Mapping[str, Any]) -> None:
@@ -24,6 +25,7 @@ def check_group(group: Mapping[str, Any]) -> None:
     """
     _check_choice(group, "algorithm", ALGORITHMS)
     _check_choice(group, "sharded", SHARDED)
+    _check_choice(group, "tensor_parallel", TENSOR_PARALLEL)
     for field in ("lr", "weight_decay", "eps"):
         _check_range(group, field, float(group[field]), math.inf)
     _check_range(group, "momentum", float(group["momentum"]), 1.0)
