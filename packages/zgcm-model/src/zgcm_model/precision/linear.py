@@ -120,7 +120,8 @@ class ScaledLinear(nn.Linear):
         """
         shared = x if isinstance(x, Prepared) else self.prepare(x)
         quantized = (shared.rows, shared.columns, shared.inverse, self.quantized_weight(self.weight))
-        out: Tensor = _Product.apply(shared.x, self.weight, self, *quantized)
+        probe = self._place.state.probe if torch.compiler.is_compiling() and self._records() else None
+        out: Tensor = _Product.apply(shared.x, self.weight, probe, self, *quantized)
         return out
 
     def quantized_weight(self, weight: Tensor) -> Tensor:
@@ -182,6 +183,7 @@ class _Product(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight: Tensor,
+        probe: Tensor | None,
         module: ScaledLinear,
         *tensors: Any,
     ) -> Tensor:
@@ -189,7 +191,8 @@ class _Product(torch.autograd.Function):
         weight_inverse = place.state.inverse(place.weight)
         # Saved views of the scales: an update between forward and backward is an error, not a wrong gradient.
         ctx.save_for_backward(weight, columns, inverse, weight_inverse)
-        ctx.module, ctx.counted, ctx.dtype = module, module.training, x.dtype
+        ctx.module, ctx.dtype = module, x.dtype
+        ctx.counted = module.training and probe is None
         out = place.products(rows, weight_rows, (inverse, weight_inverse), _compute_dtype(x), fast=True)
         return out.view(*x.shape[:-1], weight.shape[0])
 
@@ -202,7 +205,7 @@ class _Product(torch.autograd.Function):
         flat = grad.flatten(0, -2)
         rows = module.quantized_gradient(flat, ctx.counted)
         grad_inverse = state.inverse(module.place.gradient)
-        grad_x = grad_weight = None
+        grad_x = grad_weight = grad_probe = None
         if ctx.needs_input_grad[0]:
             turned = module.quantized_columns(weight)
             grad_x = products(rows, turned, (grad_inverse, weight_inverse), grad.dtype, fast=False)
@@ -211,7 +214,9 @@ class _Product(torch.autograd.Function):
             pair = (grad_inverse, inverse)
             grad_weight = products(transposed(rows), columns, pair, torch.float32, fast=False)
             grad_weight = grad_weight.to(weight.dtype)
-        return grad_x, grad_weight, None, None, None, None, None
+        if ctx.needs_input_grad[2]:
+            grad_probe = state.ticket(module.place.gradient, amax(flat))
+        return grad_x, grad_weight, grad_probe, None, None, None, None, None
 
 
 def transposed(rows: Tensor) -> Tensor:

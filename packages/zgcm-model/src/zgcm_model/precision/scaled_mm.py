@@ -26,17 +26,28 @@ class ScaledMmProducts:
         if summed % _MULTIPLE or rows % _MULTIPLE:
             left = padded(left, 0, -summed % _MULTIPLE)
             right = padded(right, -rows % _MULTIPLE, -summed % _MULTIPLE)
-        out = F.scaled_mm(
-            left,
-            right.t(),
-            inverses[0],
-            ScalingType.TensorWise,
-            inverses[1],
-            ScalingType.TensorWise,
-            output_dtype=dtype,
-            use_fast_accum=fast,
-        )
-        return out[:, :rows]
+        with torch.autocast(left.device.type, enabled=False):
+            if left.device.type == "cpu":
+                # A CPU would round each scaled element before it multiplies.
+                one = torch.ones_like(inverses[0])
+                product = _scaled_mm(left, right, (one, one), torch.float32, fast)
+                return (product[:, :rows] * (inverses[0] * inverses[1])).to(dtype)
+            return _scaled_mm(left, right, inverses, dtype, fast)[:, :rows]
+
+
+def _scaled_mm(
+    left: Tensor, right: Tensor, inverses: tuple[Tensor, Tensor], dtype: torch.dtype, fast: bool
+) -> Tensor:
+    return F.scaled_mm(
+        left,
+        right.t(),
+        inverses[0],
+        ScalingType.TensorWise,
+        inverses[1],
+        ScalingType.TensorWise,
+        output_dtype=dtype,
+        use_fast_accum=fast,
+    )
 
 
 def padded(matrix: Tensor, rows: int, columns: int) -> Tensor:

@@ -5,7 +5,7 @@ one collective, whatever the number of layers.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -70,6 +70,9 @@ class ScalingState(nn.Module):
     Attributes:
         names: one per tensor, in column order.
         observer: sees every tensor that is quantized while it is set.
+        probe: [2, tensors], takes amaxes out of compiled backward passes in the guise of a gradient: a compiled
+            backward cannot change a buffer that other passes change too. A backward over several forward passes at
+            once adds their amaxes, which is an upper bound.
     """
 
     amax_history: Tensor
@@ -77,6 +80,7 @@ class ScalingState(nn.Module):
     scale_inv: Tensor
     cursor: Tensor
     pending: Tensor
+    probe: Tensor
 
     def __init__(self, recipe: DelayedScaling) -> None:
         super().__init__()
@@ -121,6 +125,7 @@ class ScalingState(nn.Module):
         self.scale_inv.fill_(1.0)
         self.cursor.zero_()
         self.pending.fill_(_IDLE)
+        self._renew_probe()
 
     def quantize(self, values: Tensor, slot: Slot) -> Tensor:
         """Scale and round a tensor to FP8.
@@ -152,6 +157,19 @@ class ScalingState(nn.Module):
         """
         here = self.pending[slot.column]
         here.copy_(torch.maximum(here, largest))
+
+    def ticket(self, slot: Slot, largest: Tensor) -> Tensor:
+        """Return what a compiled backward pass gives to the probe as its gradient.
+
+        Args:
+            slot: whose amax it is.
+            largest: float32 scalar from :func:`amax`.
+
+        Returns:
+            The amax and a 1 in the slot's column of [2, tensors], zeros elsewhere.
+        """
+        column = torch.arange(len(self.names), device=largest.device) == slot.column
+        return torch.stack((torch.where(column, largest, 0.0), column.float()))
 
     @torch.no_grad()
     def update(self, group: ProcessGroup | None) -> UpdateReport:
@@ -185,9 +203,26 @@ class ScalingState(nn.Module):
         self.scale.copy_(torch.where(rolls & (largest > 0), scale, self.scale))
         self.scale_inv.copy_(self.scale.reciprocal())
 
+    def _renew_probe(self) -> None:
+        self.probe = torch.zeros(2, len(self.names), device=self.pending.device, requires_grad=True)
+        self.probe.register_post_accumulate_grad_hook(self._collect)
+
+    @torch.no_grad()
+    def _collect(self, probe: Tensor) -> None:
+        largest, seen = cast(Tensor, probe.grad)
+        self.pending.copy_(torch.where(seen > 0, torch.maximum(self.pending, largest), self.pending))
+        probe.grad = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a copied or stored state; hooks on the probe are not copied with it."""
+        super().__setstate__(state)
+        self._renew_probe()
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # decoder.to(torch.bfloat16) moves parameters to another precision; scales must not follow.
-        return super()._apply(lambda tensor: _keep_dtype(fn(tensor), tensor), recurse)
+        moved = super()._apply(lambda tensor: _keep_dtype(fn(tensor), tensor), recurse)
+        self._renew_probe()
+        return moved
 
 
 def quantize(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
