@@ -6,12 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from zgcm_data import Loader, LoaderOptions, ShardSet, open_shards
-from zgcm_model import Decoder, initialize
+from zgcm_model import Decoder, initialize, precision
 from zgcm_model.parallel import apply_context_parallel, apply_tensor_parallel
 from zgcm_optim import Muon, route_parameters, schedule
 from zgcm_train._version import __version__
@@ -66,6 +67,11 @@ def build_decoder(recipe: Recipe, device: torch.device, layout: Layout) -> Decod
     """Build the model without allocating twice, split it, shard it and draw its weights from the run's seed."""
     with torch.device("meta"):
         decoder = Decoder(recipe.model.architecture(), kernel=recipe.model.kernel)
+    scaling = recipe.precision.scaling()
+    if scaling is not None:
+        precision.apply(
+            decoder, scaling, backend=recipe.precision.backend, high_precision=recipe.precision.table()
+        )
     if layout.tensor is not None:
         apply_tensor_parallel(decoder, layout.tensor, recipe.parallel.sequence_parallel)
     if layout.context is not None:
@@ -176,6 +182,7 @@ def build_settings(recipe: Recipe, device: torch.device, layout: Layout, decoder
         pipeline=build_pipeline(recipe, device, layout, decoder),
         sync_every=recipe.parallel.gradient_sync == "every",
         reduce=getattr(torch, recipe.precision.reduce),
+        everyone=dist.group.WORLD if world_size() > 1 else None,
     )
 
 
@@ -276,7 +283,7 @@ def restore(
             f"{checkpoint.path} stands at row {progress.next_row} of its stage, this recipe would stand at {expected} "
             f"after {progress.step} updates; restore data.global_batch and stage.updates as they were."
         )
-    load_checkpoint(checkpoint, decoder, optimizer)
+    load_checkpoint(checkpoint, decoder, optimizer, allow_switch=recipe.precision.allow_switch)
     if progress.step == recipe.first_update(progress.stage + 1) and progress.stage + 1 < len(recipe.stage):
         progress.enter_stage(progress.stage + 1)
     return progress

@@ -10,9 +10,11 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from zgcm_model import ModelConfig
+from zgcm_model.precision import DelayedScaling, HighPrecision
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Role = Literal["q", "k", "v", "g", "o", "gate", "up", "down"]
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -99,6 +101,40 @@ class PrecisionSection(Section):
 
     compute: Literal["float32", "bfloat16"] = "float32"
     reduce: Literal["float32", "bfloat16"] = "float32"  # gradients on the wire; their sums stay float32
+    # FP8 projections with delayed scaling; names as in ``zgcm_model.precision.DelayedScaling``
+    fp8: Literal["off", "hybrid", "e4m3"] = "off"
+    amax_history_len: PositiveInt = 1024
+    amax_compute: Literal["max", "most_recent"] = "max"
+    margin: Count = 0
+    backend: Literal["auto", "reference", "scaled_mm", "transformer_engine"] = "auto"
+    high_precision: tuple[Role, ...] = ()  # projections that are not computed in FP8
+    high_precision_layers: dict[
+        Role, tuple[int, ...]
+    ] = {}  # the same in some layers; negative: from the last
+    allow_switch: bool = (
+        False  # go on from a checkpoint that was made with FP8 on when it is off now, or the reverse
+    )
+
+    def scaling(self) -> DelayedScaling | None:
+        """Return the FP8 recipe, or None when FP8 is off."""
+        if self.fp8 == "off":
+            return None
+        return DelayedScaling(self.fp8, self.amax_history_len, self.amax_compute, self.margin)
+
+    def table(self) -> HighPrecision:
+        """Return what stays in high precision."""
+        return HighPrecision(self.high_precision, self.high_precision_layers)
+
+    @model_validator(mode="after")
+    def _no_inert_setting(self) -> Self:
+        free = {"compute", "reduce", "fp8", "allow_switch"}
+        fields = type(self).model_fields
+        inert = [name for name in fields if name not in free and getattr(self, name) != fields[name].default]
+        if self.fp8 == "off" and inert:
+            raise ValueError(
+                f'precision.{inert[0]} has no effect when precision.fp8 is "off"; remove it or set fp8'
+            )
+        return self
 
 
 class ParallelSection(Section):
@@ -111,7 +147,9 @@ class ParallelSection(Section):
     pp: PositiveInt = 1
     sequence_parallel: bool = True  # split the residual stream over the tensor-parallel ranks
     recompute: Literal["none", "selective", "full"] = "none"
-    hang_timeout: NonNegative = 1800.0  # seconds in one phase of an update that end a run of many ranks; 0: never
+    hang_timeout: NonNegative = (
+        1800.0  # seconds in one phase of an update that end a run of many ranks; 0: never
+    )
     # "last" holds a whole float32 gradient per device until the update's last micro-batch; "every" holds a shard.
     gradient_sync: Literal["last", "every"] = "last"
     prefetch: Count = 1  # layers whose weights FSDP gathers ahead of their use

@@ -1,6 +1,8 @@
 """The header of a run: what is about to be trained, how precisely, and on which data."""
 
-from zgcm_model import flops_per_token
+import torch
+
+from zgcm_model import Decoder, flops_per_token, precision
 from zgcm_train.config import Recipe
 from zgcm_train.console import short_count
 from zgcm_train.trainer import Parts
@@ -42,15 +44,42 @@ def mesh_text(recipe: Recipe) -> str:
 
 
 def precision_lines(recipe: Recipe) -> list[str]:
-    """Return the five declarations of precision (rule R8)."""
-    compute, iteration = recipe.precision.compute, recipe.optimizer.dtype
-    skipped = recipe.optimizer.max_skipped
+    """Return the five declarations of precision (rule R8), and what is computed in FP8 and what is not."""
+    settings, optimizer = recipe.precision, recipe.optimizer
+    products: str = settings.compute
+    if settings.fp8 != "off":
+        forward, backward = ("E4M3", "E5M2" if settings.fp8 == "hybrid" else "E4M3")
+        products = f"projections FP8 ({forward} forward, {backward} gradients), all else {settings.compute}"
+    scaling = "no loss scale" if settings.fp8 == "off" else _delayed(recipe)
     return [
         "precision 1, storage: weights float32, which are their own master copy",
-        f"precision 2, compute: forward and backward {compute}, loss and rotary angles float32",
+        f"precision 2, compute: forward and backward {products}, loss and rotary angles float32",
         "precision 3, accumulation: gradients and residual sums over micro-batches float32",
-        f"precision 4, communication and optimizer: gradients on the wire {recipe.precision.reduce}, moments float32, "
-        f"Newton-Schulz in {iteration}",
-        f"precision 5, scaling: no loss scale, no stochastic rounding; an update that is not finite is left out, "
-        f"{skipped} in a row are allowed",
+        f"precision 4, communication and optimizer: gradients {settings.reduce}, moments float32, Newton-Schulz in "
+        f"{optimizer.dtype}",
+        f"precision 5, scaling: {scaling}, no stochastic rounding; an update that is not finite is left out, "
+        f"{optimizer.max_skipped} in a row are allowed",
+        *table_lines(recipe),
     ]
+
+
+def _delayed(recipe: Recipe) -> str:
+    settings = recipe.precision
+    return (
+        f"delayed scaling over {settings.amax_history_len} updates ({settings.amax_compute}, margin "
+        f"{settings.margin}), largest values over all ranks"
+    )
+
+
+def table_lines(recipe: Recipe) -> list[str]:
+    """Return which parts of which layers are computed in FP8; nothing when FP8 is off."""
+    scaling = recipe.precision.scaling()
+    if scaling is None:
+        return []
+    with torch.device("meta"):
+        decoder = Decoder(recipe.model.architecture(), kernel="reference")
+    precision.apply(
+        decoder, scaling, backend=recipe.precision.backend, high_precision=recipe.precision.table()
+    )
+    rows = precision.describe(decoder)
+    return [f"precision of {row.role}, layers {row.layers}: {row.format}" for row in rows]

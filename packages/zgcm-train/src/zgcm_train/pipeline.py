@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from zgcm_model import Decoder
+from zgcm_model import Decoder, precision
 from zgcm_model.cache import DecoderCache
 from zgcm_model.decoder import check_token_ids
 from zgcm_model.kernels import Documents
@@ -124,6 +124,9 @@ class DecoderStage(Decoder):
         self.first_position = whole.first_position
         blocks = whole.blocks()
         self.layers = LayerSpan({n: blocks[n] for n in layer_spans(len(blocks), place.count)[place.index]})
+        if precision.is_applied(whole):
+            # Every stage holds the scales of all, kept equal by one reduction, so a checkpoint knows no stages.
+            self.scaling = precision.scaling_state(whole)
         if place.first:
             self.embed_tokens = whole.embed_tokens
         if place.last:

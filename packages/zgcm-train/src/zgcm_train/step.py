@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from zgcm_data import Batch
-from zgcm_model import Decoder
+from zgcm_model import Decoder, precision
 from zgcm_model.parallel import shard_sequence
 from zgcm_optim import clip_grad_norm_
 from zgcm_train.pipeline import MicroBatch, Pipeline, autocast
@@ -40,6 +40,7 @@ class StepSettings:
         sync_every: sharded gradients are reduced after every micro-batch, which holds a shard of their sum; else
             after the last one only, which holds the whole sum.
         reduce: dtype of gradients on the wire; they are always summed over micro-batches in float32.
+        everyone: all ranks, whose largest values decide the FP8 scales; None for one.
     """
 
     compute: torch.dtype = torch.float32
@@ -51,6 +52,7 @@ class StepSettings:
     pipeline: Pipeline | None = None
     sync_every: bool = False
     reduce: torch.dtype = torch.float32
+    everyone: ProcessGroup | None = None
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,14 @@ class StepResult:
         loss_tokens: number of targets in that sum.
         grad_norm: global gradient norm before clipping.
         applied: whether the weights were updated; False when something was not finite.
+        scales: what the update did to the FP8 scales; None without FP8. Reading it waits for the device.
     """
 
     loss_sum: float
     loss_tokens: int
     grad_norm: float
     applied: bool
+    scales: precision.UpdateReport | None = None
 
 
 def read_batch(batch: Batch, settings: StepSettings) -> MicroBatch:
@@ -188,7 +192,9 @@ def train_step(
     loss_sum = accumulate_gradients(decoder, batches, loss_tokens, settings)
     stages = None if settings.pipeline is None else settings.pipeline.group
     norm, applied = apply_update(optimizer, settings.clip_norm, loss_sum, stages)
-    return StepResult(loss_sum, loss_tokens, norm, applied)
+    # Once per update, made or left out: its micro-batches have shown how large the values are.
+    scales = precision.update_scales(decoder, settings.everyone) if precision.is_applied(decoder) else None
+    return StepResult(loss_sum, loss_tokens, norm, applied, scales)
 
 
 def _summed(value: Tensor, settings: StepSettings) -> Tensor:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
+from zgcm_model.precision import is_applied, is_state_name
 from zgcm_train.checkpoint.folder import Checkpoint, folder_name, seal
 from zgcm_train.checkpoint.progress import Identity, Progress, dump_state
 from zgcm_train.errors import CheckpointError, explain_os_error, find_os_error
@@ -112,20 +113,27 @@ def _explain(error: BaseException, name: str) -> BaseException:
     return error if cause is None else explain_os_error(cause, f"saving {name}")
 
 
-def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer | None) -> None:
+def load_checkpoint(
+    checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer | None, *, allow_switch: bool = False
+) -> None:
     """Load weights, optimizer state and random state in place; every rank calls this.
 
     Args:
         checkpoint: a whole checkpoint; its digests have been compared.
         model: takes the weights, whatever its sharding.
         optimizer: takes the state; None for weights only.
+        allow_switch: take a checkpoint of the other kind, with or without FP8; its scales are left out, or start
+            anew. Weights alone may always switch.
 
     Raises:
-        CheckpointError: tensors are missing, unexpected or of another shape, each listed.
+        CheckpointError: tensors are missing, unexpected or of another shape, each listed; or FP8 was switched on or
+            off and that is not allowed.
     """
     reader = FileSystemReader(checkpoint.path / "tensors")
     saved: dict[str, Any] = reader.read_metadata().state_dict_metadata
     target = _named_state(model, optimizer)
+    if _switches_precision(saved, model, str(checkpoint.path), allow_switch or optimizer is None):
+        saved, target = ({n: t for n, t in names.items() if not _is_scale(n)} for names in (saved, target))
     _refuse_differences(saved, target, str(checkpoint.path), whole=optimizer is not None)
     random_state = f"rng.{rank()}"
     if optimizer is not None and random_state in saved:
@@ -152,7 +160,24 @@ def _named_state(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any
         state[f"model.{name}"] = parameter.detach()
         if optimizer is not None:
             state |= {f"optimizer.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
+    if is_applied(model):
+        state |= {f"model.{name}": t for name, t in model.state_dict().items() if is_state_name(name)}
     return state
+
+
+def _switches_precision(saved: dict[str, Any], model: nn.Module, place: str, allowed: bool) -> bool:
+    switch = any(map(_is_scale, saved)) != is_applied(model)
+    if switch and not allowed:
+        was, now = ("without", "with") if is_applied(model) else ("with", "without")
+        raise CheckpointError(
+            f"{place} was made {was} FP8 and the recipe trains {now} it; restore precision.fp8, or set "
+            "precision.allow_switch to true if the switch is meant."
+        )
+    return switch
+
+
+def _is_scale(name: str) -> bool:
+    return is_state_name(name.removeprefix("model."))
 
 
 def _refuse_differences(saved: dict[str, Any], target: dict[str, Any], place: str, *, whole: bool) -> None:
