@@ -1,38 +1,28 @@
-"""``build``: from raw text to two ordered shard sets, step by step, resumable at every step."""
+"""``build``: from raw text to ordered shard sets, step by step, resumable at every step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zgcm_data.prepare.heldout import decontaminate, hold_out
 from zgcm_data.prepare.ingest import clean, deduplicate, ingest
-from zgcm_data.prepare.pack import pack_stage, unigram_baseline
+from zgcm_data.prepare.midtrain import order_length_stage
+from zgcm_data.prepare.pack import pack_stage, suffix, unigram_baseline
 from zgcm_data.prepare.report import write_report
 from zgcm_data.prepare.stages import order_stage_1, order_stage_2, score
 from zgcm_data.prepare.steps import BuildError, Progress, Steps, digest, write_json
 from zgcm_data.prepare.tokens import make_tokenizer, tokenize
-from zgcm_data.recipe import BuildRecipe
+from zgcm_data.recipe import BuildRecipe, LengthStageRecipe
 
 __all__ = ["BuildError", "BuildResult", "build"]
 
 FORMAT = "zgcm-build/1"
-STEPS = (
-    "read",
-    "clean",
-    "dedup",
-    "decontaminate",
-    "heldout",
-    "tokenizer",
-    "score",
-    "tokenize",
-    "order-1",
-    "order-2",
-    "pack-1",
-    "pack-2",
-    "unigram",
-    "report",
-)
+Results = dict[str, dict[str, Any]]
+Action = Callable[[], dict[str, Any]]
+BEFORE = ("read", "clean", "dedup", "decontaminate", "heldout", "tokenizer")
+AFTER = ("unigram", "report")
+PRETRAINING = ("stage1", "stage2")
 
 
 @dataclass(frozen=True)
@@ -41,8 +31,7 @@ class BuildResult:
 
     Args:
         out: The output folder.
-        stage1: Shard set of stage 1.
-        stage2: Shard set of stage 2.
+        sets: Shard set of each stage by name, ``stage1`` and ``stage2`` or the stages of mid-training.
         tokenizer: ``tokenizer.json``.
         heldout: Folder of the frozen validation sets.
         report: Content of ``build.json``.
@@ -50,12 +39,21 @@ class BuildResult:
     """
 
     out: Path
-    stage1: Path
-    stage2: Path
+    sets: dict[str, Path]
     tokenizer: Path
     heldout: Path
     report: dict[str, Any]
     steps: list[dict[str, Any]]
+
+    @property
+    def stage1(self) -> Path:
+        """Shard set of stage 1 of pretraining."""
+        return self.sets["stage1"]
+
+    @property
+    def stage2(self) -> Path:
+        """Shard set of stage 2 of pretraining."""
+        return self.sets["stage2"]
 
     @property
     def digest(self) -> str:
@@ -64,7 +62,7 @@ class BuildResult:
 
 
 def build(recipe: BuildRecipe, out: Path, *, progress: Progress | None = None) -> BuildResult:
-    """Build both shard sets, the tokenizer and the held-out sets from raw text.
+    """Build the shard sets of all stages, the tokenizer and the held-out sets from raw text.
 
     Every step is skipped when its inputs and settings are unchanged and its output is whole, so an
     interrupted build that is started again goes on where it stopped and ends with the same digests.
@@ -88,61 +86,105 @@ def build(recipe: BuildRecipe, out: Path, *, progress: Progress | None = None) -
     results = run_until(steps, recipe)
     report = summarize(recipe, results)
     write_json(out / "build.json", report)
-    return BuildResult(
-        out, out / "stage1", out / "stage2", out / "tokenizer.json", out / "heldout", report, steps.log
-    )
+    sets = {name: out / name for name in set_names(recipe)}
+    return BuildResult(out, sets, out / "tokenizer.json", out / "heldout", report, steps.log)
 
 
-def run_until(steps: Steps, recipe: BuildRecipe, last: str = STEPS[-1]) -> dict[str, dict[str, Any]]:
+def set_names(recipe: BuildRecipe) -> list[str]:
+    """Return the names of the shard sets that a recipe builds."""
+    return [stage.name for stage in recipe.midtrain.stages] or list(PRETRAINING)
+
+
+def step_names(recipe: BuildRecipe) -> list[str]:
+    """Return the steps of a recipe in their order."""
+    names = [suffix(name) for name in set_names(recipe)]
+    middle = ["tokenize"] if recipe.midtrain.stages else ["score", "tokenize"]
+    return [*BEFORE, *middle, *(f"order-{n}" for n in names), *(f"pack-{n}" for n in names), *AFTER]
+
+
+def run_until(steps: Steps, recipe: BuildRecipe, last: str = AFTER[-1]) -> Results:
     """Run the steps in their order, up to and with ``last``.
 
     Args:
         steps: The step runner.
         recipe: The recipe.
-        last: One of ``STEPS``.
+        last: One of ``step_names``, or the beginning of the names of several, such as ``order``.
 
     Returns:
         The result of each step by name.
     """
-    done: dict[str, dict[str, Any]] = {}
-    actions: dict[str, Callable[[], dict[str, Any]]] = {
+    done: Results = {}
+    actions: dict[str, Action] = {
         "read": lambda: ingest(steps, recipe),
         "clean": lambda: clean(steps, recipe, done["read"]),
         "dedup": lambda: deduplicate(steps, recipe, done["clean"]),
         "decontaminate": lambda: decontaminate(steps, recipe, done["dedup"]),
         "heldout": lambda: hold_out(steps, recipe, done["decontaminate"]),
         "tokenizer": lambda: make_tokenizer(steps, recipe, done["heldout"]),
-        "score": lambda: score(steps, done["heldout"]),
         "tokenize": lambda: tokenize(steps, recipe, done["heldout"], done["tokenizer"]),
-        "order-1": lambda: order_stage_1(steps, recipe, done["tokenize"], done["score"]),
-        "order-2": lambda: order_stage_2(steps, recipe, done["order-1"]),
-        "pack-1": lambda: pack_stage(steps, recipe, "stage1", done["order-1"], bound(done)),
-        "pack-2": lambda: pack_stage(steps, recipe, "stage2", done["order-2"], bound(done)),
-        "unigram": lambda: unigram_baseline(steps, recipe, counted(done)),
+        "unigram": lambda: unigram_baseline(steps, recipe, counted(recipe, done)),
         "report": lambda: write_report(steps, done, settings_of(recipe)),
     }
-    for name in STEPS[: STEPS.index(last) + 1]:
+    actions |= (
+        midtraining(steps, recipe, done) if recipe.midtrain.stages else pretraining(steps, recipe, done)
+    )
+    names = step_names(recipe)
+    stop = max(number for number, name in enumerate(names) if name.startswith(last))
+    for name in names[: stop + 1]:
         done[name] = actions[name]()
     return done
 
 
-def bound(done: dict[str, dict[str, Any]]) -> dict[str, str]:
+def pretraining(steps: Steps, recipe: BuildRecipe, done: Results) -> dict[str, Action]:
+    """Return the steps of the two stages of pretraining."""
+    return {
+        "score": lambda: score(steps, done["heldout"]),
+        "order-1": lambda: order_stage_1(steps, recipe, done["tokenize"], done["score"]),
+        "order-2": lambda: order_stage_2(steps, recipe, done["order-1"]),
+        "pack-1": lambda: pack_stage(steps, recipe, "stage1", done["order-1"], bound(recipe, done)),
+        "pack-2": lambda: pack_stage(steps, recipe, "stage2", done["order-2"], bound(recipe, done)),
+    }
+
+
+def midtraining(steps: Steps, recipe: BuildRecipe, done: Results) -> dict[str, Action]:
+    """Return the steps of the stages of mid-training."""
+    actions: dict[str, Action] = {}
+    for stage in recipe.midtrain.stages:
+        own = replace(recipe, sequence_length=stage.sequence_length)
+        actions[f"order-{stage.name}"] = choosing(steps, own, stage, done)
+        actions[f"pack-{stage.name}"] = packing(steps, own, stage, done)
+    return actions
+
+
+def choosing(steps: Steps, recipe: BuildRecipe, stage: LengthStageRecipe, done: Results) -> Action:
+    """Return the step that chooses the documents of one stage of mid-training."""
+    return lambda: order_length_stage(steps, recipe, stage, done["tokenize"])
+
+
+def packing(steps: Steps, recipe: BuildRecipe, stage: LengthStageRecipe, done: Results) -> Action:
+    """Return the step that writes one stage of mid-training."""
+    return lambda: pack_stage(steps, recipe, stage.name, done[f"order-{stage.name}"], bound(recipe, done))
+
+
+def bound(recipe: BuildRecipe, done: Results) -> dict[str, str]:
     """Return the digests that the next shard set is bound to."""
-    parents = {"heldout": done["heldout"]["digest"]}
-    if "pack-1" in done:
-        parents["stage1"] = done["pack-1"]["digest"]
-    return parents
+    return {"heldout": done["heldout"]["digest"]} | set_digests(recipe, done)
 
 
-def counted(done: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def set_digests(recipe: BuildRecipe, done: Results) -> dict[str, str]:
+    """Return the digests of the shard sets that are packed, by name."""
+    steps = {name: f"pack-{suffix(name)}" for name in set_names(recipe)}
+    return {name: done[step]["digest"] for name, step in steps.items() if step in done}
+
+
+def counted(recipe: BuildRecipe, done: Results) -> dict[str, Any]:
     """Return what the unigram baseline depends on."""
-    digests = {"stage1": done["pack-1"]["digest"], "stage2": done["pack-2"]["digest"]}
-    return {"digests": digests, "heldout": done["heldout"]["digest"]}
+    return {"digests": set_digests(recipe, done), "heldout": done["heldout"]["digest"]}
 
 
-def summarize(recipe: BuildRecipe, done: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def summarize(recipe: BuildRecipe, done: Results) -> dict[str, Any]:
     """Return the content of ``build.json``: no times and no absolute path, so equal builds are equal files."""
-    digests = counted(done)["digests"] | {
+    digests = set_digests(recipe, done) | {
         "tokenizer": done["tokenizer"]["sha256"],
         "heldout": done["heldout"]["digest"],
     }
@@ -153,8 +195,8 @@ def summarize(recipe: BuildRecipe, done: dict[str, dict[str, Any]]) -> dict[str,
         "funnel": {
             name: plain[name] for name in ("read", "clean", "dedup", "decontaminate", "heldout", "tokenize")
         },
-        "score": plain["score"],
-        "stages": {"stage1": plain["order-1"], "stage2": plain["order-2"]},
+        "score": plain.get("score", {}),
+        "stages": {name: plain[f"order-{suffix(name)}"] for name in set_names(recipe)},
         "unigram": plain["unigram"],
         "seeds": seeds(recipe),
         "digests": digests,
@@ -175,12 +217,10 @@ def settings_of(recipe: BuildRecipe) -> dict[str, Any]:
 
 def seeds(recipe: BuildRecipe) -> dict[str, int]:
     """Return every seed of a recipe by what it decides."""
-    return {
-        "heldout": recipe.heldout.seed,
-        "tokenizer_sample": recipe.tokenizer.seed,
-        "stage1": recipe.curriculum.seed,
-        "stage2": recipe.stage2.seed,
-    }
+    stages = {"stage1": recipe.curriculum.seed, "stage2": recipe.stage2.seed}
+    if recipe.midtrain.stages:
+        stages = {"midtrain": recipe.midtrain.seed}
+    return {"heldout": recipe.heldout.seed, "tokenizer_sample": recipe.tokenizer.seed, **stages}
 
 
 def without_key(result: dict[str, Any]) -> dict[str, Any]:

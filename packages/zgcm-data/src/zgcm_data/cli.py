@@ -25,7 +25,7 @@ from zgcm_data.sources import collect_default_corpus
 from zgcm_data.tokenizer import Tokenizer
 
 OK, MISSING, USAGE, DATA, FAILED = 0, 1, 2, 3, 6
-UNTIL = {"clean": "clean", "dedup": "dedup", "order": "order-2", "pack": "pack-2"}
+UNTIL = ("clean", "dedup", "order", "pack")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,8 +93,8 @@ def add_building(commands: Any) -> None:
     corpus.add_argument("--megabytes", type=float, default=28.0, help="size to collect (default 28)")
     whole = command(commands, "build", build_all, "run all steps", "zgcm-data build recipe.toml --out data")
     recipe_options(whole)
-    for name, last in UNTIL.items():
-        text = f"run a build up to the step {last!r} and print its result"
+    for name in UNTIL:
+        text = f"run a build up to the step {name!r} of its last stage and print its result"
         made = command(commands, name, build_part, text, f"zgcm-data {name} recipe.toml --out data")
         recipe_options(made)
         if name == "clean":
@@ -136,16 +136,15 @@ def build_all(options: argparse.Namespace) -> int:
     result = build(load(options), options.out, progress=Bar())
     stages = result.report["stages"]
     rows = [{"stage": name, **source} for name, stage in stages.items() for source in stage["sources"]]
-    text = f"{table(rows)}\n\ndigest {result.digest}\nshard sets: {result.stage1} {result.stage2}"
+    text = f"{table(rows)}\n\ndigest {result.digest}\nshard sets: {' '.join(map(str, result.sets.values()))}"
     emit(options, result.report, text)
     return OK
 
 
 def build_part(options: argparse.Namespace) -> int:
     """Run ``clean``, ``dedup``, ``order`` or ``pack``."""
-    last = UNTIL[options.command]
-    results = run_until(Steps(options.out, Bar()), load(options), last)
-    result = without_key(results[last])
+    results = run_until(Steps(options.out, Bar()), load(options), options.command)
+    result = without_key(results[next(reversed(results))])
     if options.command == "clean" and options.records:
         result["records"] = write_contract(
             options.out / "work" / "clean", options.records, dropped=options.keep_dropped

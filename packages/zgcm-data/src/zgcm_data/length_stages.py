@@ -40,13 +40,16 @@ class LengthStage:
     shares: Mapping[int, float]
 
 
-def assign_length_stages(pool: Any, stages: Sequence[LengthStage], seed: int) -> dict[str, Any]:
+def assign_length_stages(
+    pool: Any, stages: Sequence[LengthStage], seed: int, bounds: Sequence[int] = BOUNDS
+) -> dict[str, Any]:
     """Choose the documents of every stage.
 
     Args:
         pool: Frame (id, category, source, tokens).
         stages: In the order in which they are trained.
         seed: Key of the choice.
+        bounds: Upper bounds of the bands, ascending.
 
     Returns:
         Stage name to a collected frame with ``band`` and ``take`` (tokens used, see ``choose``).
@@ -56,10 +59,10 @@ def assign_length_stages(pool: Any, stages: Sequence[LengthStage], seed: int) ->
         ValueError: If a stage names a band that is not one of the bounds.
     """
     column = engine.daft().col
-    rest = pool.with_column("band", band_of(column("tokens"))).collect()
+    rest = pool.with_column("band", band_of(column("tokens"), bounds)).collect()
     result = {}
     for stage in stages:
-        quotas = band_quotas(stage, rest)
+        quotas = band_quotas(stage, rest, bounds)
         banded = rest.select("id", column("band").alias("source"), "tokens")
         banded = banded.with_column("category", engine.daft().lit("all"))
         chosen = choose(
@@ -71,16 +74,16 @@ def assign_length_stages(pool: Any, stages: Sequence[LengthStage], seed: int) ->
     return result
 
 
-def band_of(tokens: Any) -> Any:
+def band_of(tokens: Any, bounds: Sequence[int]) -> Any:
     """Return the expression of the band that holds a document and its end, ``""`` above the longest."""
     lit, when = engine.daft().lit, engine.daft().functions.when
-    expression = when(tokens < BOUNDS[0], lit(str(BOUNDS[0])))
-    for bound in BOUNDS[1:]:
+    expression = when(tokens < bounds[0], lit(str(bounds[0])))
+    for bound in bounds[1:]:
         expression = expression.when(tokens < bound, lit(str(bound)))
     return expression.otherwise(lit(""))
 
 
-def band_quotas(stage: LengthStage, rest: Any) -> dict[int, int]:
+def band_quotas(stage: LengthStage, rest: Any, bounds: Sequence[int]) -> dict[int, int]:
     """Split a stage's tokens over its bands and check that each holds enough.
 
     Raises:
@@ -88,10 +91,10 @@ def band_quotas(stage: LengthStage, rest: Any) -> dict[int, int]:
         ValueError: If one is no band.
     """
     column = engine.daft().col
-    unknown = sorted(set(stage.shares) - set(BOUNDS))
+    unknown = sorted(set(stage.shares) - set(bounds))
     if unknown:
         raise ValueError(
-            f"stage {stage.name} names the band {unknown[0]}; the bands are {', '.join(map(str, BOUNDS))}"
+            f"stage {stage.name} names the band {unknown[0]}; the bands are {', '.join(map(str, bounds))}"
         )
     sums = rest.groupby("band").agg((column("tokens") + 1).sum().alias("held"))
     held = {row["band"]: int(row["held"]) for row in engine.rows(sums)}

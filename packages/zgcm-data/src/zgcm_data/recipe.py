@@ -1,8 +1,10 @@
 """The build recipe: every choice of the offline pipeline in one TOML file."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,16 @@ from zgcm_data.sections import (
     DedupRecipe,
     HeldoutRecipe,
     InputRecipe,
+    LengthStageRecipe,
+    MidtrainRecipe,
     QualityRecipe,
     StageRecipe,
     TokenizerRecipe,
 )
 from zgcm_data.tables import parse_section, require
+
+STAGE_NAME = re.compile(r"(?!stage|work$|corpus$|heldout$)[a-z0-9][a-z0-9_-]*")
+STAGE_NAME_TEXT = "lower-case letters, digits and dashes, and no name that a build uses itself"
 
 __all__ = [
     "STAGE_2_SEED",
@@ -32,6 +39,8 @@ __all__ = [
     "DedupRecipe",
     "HeldoutRecipe",
     "InputRecipe",
+    "LengthStageRecipe",
+    "MidtrainRecipe",
     "QualityRecipe",
     "StageRecipe",
     "TokenizerRecipe",
@@ -61,6 +70,7 @@ class BuildRecipe:
     curriculum: CurriculumRecipe = field(default_factory=CurriculumRecipe)
     stage1: StageRecipe = field(default_factory=StageRecipe)
     stage2: StageRecipe = field(default_factory=StageRecipe)
+    midtrain: MidtrainRecipe = field(default_factory=MidtrainRecipe)
 
     def __post_init__(self) -> None:
         """Check what can be checked before any work is done."""
@@ -159,6 +169,35 @@ def check_recipe(recipe: BuildRecipe) -> None:
     )
     for name, stage in (("stage1", recipe.stage1), ("stage2", recipe.stage2)):
         check_stage(name, stage)
+    check_midtrain(recipe.midtrain)
+
+
+def check_midtrain(midtrain: MidtrainRecipe) -> None:
+    """Refuse mid-training stages that cannot work.
+
+    Args:
+        midtrain: The section.
+
+    Raises:
+        ValueError: Names the key, the value and the remedy.
+    """
+    bounds = midtrain.bounds
+    good = bool(bounds) and all(low < high for low, high in pairwise([0, *bounds]))
+    require(good, "midtrain.bounds", bounds, "positive numbers in ascending order")
+    names = [stage.name for stage in midtrain.stages]
+    require(len(set(names)) == len(names), "midtrain.stages", names, "stages of different names")
+    for stage in midtrain.stages:
+        key = f"midtrain.stages.{stage.name}"
+        require(STAGE_NAME.fullmatch(stage.name) is not None, f"{key}.name", stage.name, STAGE_NAME_TEXT)
+        require(stage.rows > 0, f"{key}.rows", stage.rows, "a positive number")
+        require(bool(stage.shares), f"{key}.shares", stage.shares, "at least one band and its share")
+        for band, share in stage.shares.items():
+            known = ", ".join(map(str, bounds))
+            require(band in map(str, bounds), f"{key}.shares", band, f"one of the bounds {known}")
+            require(share > 0, f"{key}.shares.{band}", share, "a positive number")
+            fits = int(band) <= stage.sequence_length
+            text = f"at least {band}, so that documents of that band fit a row"
+            require(fits, f"{key}.sequence_length", stage.sequence_length, text)
 
 
 def check_stage(name: str, stage: StageRecipe) -> None:

@@ -197,3 +197,35 @@ class StageRecipe:
     shares: dict[str, float] = field(default_factory=dict)
     max_epochs: dict[str, int] = field(default_factory=dict)
     seed: int = STAGE_2_SEED
+
+
+@dataclass(frozen=True)
+class LengthStageRecipe:
+    """One stage of mid-training.
+
+    Args:
+        name: Its folder, such as ``"16k"``.
+        sequence_length: Tokens per row that are inputs.
+        rows: Rows to write, exactly.
+        shares: Upper bound of a length band, as text, to its part of the tokens.
+    """
+
+    name: str
+    sequence_length: int
+    rows: int
+    shares: dict[str, float]
+
+
+@dataclass(frozen=True)
+class MidtrainRecipe:
+    """Stages of growing length, instead of the two stages of pretraining.
+
+    Args:
+        stages: In the order in which they are trained; none means a build for pretraining.
+        bounds: Upper bounds of the length bands in tokens, ascending; longer documents are not used.
+        seed: Key of the choice and of the shuffle.
+    """
+
+    stages: list[LengthStageRecipe] = field(default_factory=list)
+    bounds: list[int] = field(default_factory=lambda: [16_384, 65_536, 262_144])
+    seed: int = 37

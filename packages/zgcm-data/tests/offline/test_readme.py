@@ -17,6 +17,8 @@ def test_example_of_the_readme_runs_as_written(monkeypatch: pytest.MonkeyPatch, 
     assert (tmp_path / "data" / "stage2" / "manifest.json").is_file()
 
 
-def test_recipe_of_the_readme_is_one() -> None:
+def test_recipes_of_the_readme_are_ones() -> None:
     blocks = re.findall(r"```toml\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert [BuildRecipe.from_dict(tomllib.loads(block)).stage1.rows for block in blocks] == [10000]
+    pretraining, midtraining = [BuildRecipe.from_dict(tomllib.loads(block)) for block in blocks]
+    assert pretraining.stage1.rows == 10000
+    assert [stage.name for stage in midtraining.midtrain.stages] == ["16k", "64k", "256k"]

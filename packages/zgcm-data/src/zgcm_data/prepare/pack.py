@@ -31,7 +31,7 @@ def pack_stage(
     Args:
         steps: The step runner.
         recipe: The recipe.
-        name: ``"stage1"`` or ``"stage2"``.
+        name: ``"stage1"``, ``"stage2"`` or a stage of mid-training.
         ordered: Result of the ordering step.
         parents: Digests that the set is bound to, by name.
 
@@ -40,9 +40,6 @@ def pack_stage(
     """
     target = steps.out / name
     tokenizer = Tokenizer(steps.out / "tokenizer.json", recipe.tokenizer.eos)
-    order = OrderInfo("curriculum", recipe.curriculum.seed, METRIC)
-    if name == "stage2":
-        order = OrderInfo("shuffle", recipe.stage2.seed, None)
     header = ManifestHeader(
         sequence_length=recipe.sequence_length,
         vocab_size=tokenizer.vocab_size,
@@ -50,7 +47,7 @@ def pack_stage(
         tokenizer_sha256=tokenizer.sha256,
         packing=recipe.packing,
         stage=name,
-        order=order,
+        order=order_of(recipe, name),
         sources=source_table(ordered["sources"]),
         parents=tuple(parents.values()),
     )
@@ -73,7 +70,19 @@ def pack_stage(
         "rows_per_shard": recipe.rows_per_shard,
         "packing": recipe.packing,
     }
-    return steps.run(f"pack-{name[-1]}", inputs, [target], work)
+    return steps.run(f"pack-{suffix(name)}", inputs, [target], work)
+
+
+def suffix(name: str) -> str:
+    """Return what the names of a stage's steps end with."""
+    return name.removeprefix("stage")
+
+
+def order_of(recipe: BuildRecipe, name: str) -> OrderInfo:
+    """Return how the rows of a stage are ordered."""
+    if name == "stage1":
+        return OrderInfo("curriculum", recipe.curriculum.seed, METRIC)
+    return OrderInfo("shuffle", recipe.stage2.seed if name == "stage2" else recipe.midtrain.seed, None)
 
 
 def source_table(sources: list[dict[str, Any]]) -> tuple[SourceInfo, ...]:

@@ -33,14 +33,14 @@ def write_report(steps: Steps, done: Results, recipe: dict[str, Any]) -> dict[st
         sections = [
             ("Funnel", funnel(done)),
             ("What cleaning lowered", reasons(steps, done)),
-            ("Duplicates and matches", removals(steps)),
-            ("Lexical complexity", complexity(steps, done)),
-            ("Shares along the order", along(steps)),
+            ("Duplicates and matches", removals(steps, done)),
+            *([("Lexical complexity", complexity(steps, done))] if "score" in done else []),
+            ("Shares along the order", along(steps, done)),
             ("Lengths", lengths(steps)),
             ("Sources", sources(done)),
             ("Recipe and digests", folded("Recipe", recipe) + table(digests(done))),
         ]
-        rows = done["pack-1"]["rows"] + done["pack-2"]["rows"]
+        rows = sum(done[f"pack-{name}"]["rows"] for name in stages(done))
         lead = f"{done['read']['documents']:,} documents in, {rows:,} rows out."
         data = page("Data report", lead, sections).encode("utf-8", "replace")
         write_bytes(target, data)
@@ -75,12 +75,17 @@ def funnel(done: Results) -> str:
         ),
     ]
     rows = [{"step": name, "documents": count, "besides": text} for name, count, text in lines]
-    for number in ("1", "2"):
-        stage = done[f"order-{number}"]
+    for name in stages(done):
+        stage = done[f"order-{name}"]
         rows.append(
-            {"step": f"stage {number}", "documents": stage["documents"], "besides": f"{stage['rows']:,} rows"}
+            {"step": f"stage {name}", "documents": stage["documents"], "besides": f"{stage['rows']:,} rows"}
         )
     return table(rows)
+
+
+def stages(done: Results) -> list[str]:
+    """Return the stages of a build as the names of their steps end."""
+    return [name.removeprefix("order-") for name in done if name.startswith("order-")]
 
 
 def reasons(steps: Steps, done: Results) -> str:
@@ -89,7 +94,7 @@ def reasons(steps: Steps, done: Results) -> str:
     return table(counts) + (table(rule_examples(steps.work / "clean")) if counts else "")
 
 
-def removals(steps: Steps) -> str:
+def removals(steps: Steps, done: Results) -> str:
     """Return what left because something else holds it, with the match of each."""
     parts = []
     for name, text in (
@@ -98,6 +103,8 @@ def removals(steps: Steps) -> str:
         ("cross_stage", "Candidates of stage 2 that stage 1 holds or nearly holds; stage 1 is untouched."),
         ("contaminated", "Documents that share passages with evaluation texts."),
     ):
+        if name == "cross_stage" and "order-2" not in done:  # mid-training uses each document once
+            continue
         found = matches(steps.work / name)
         counts = ", ".join(f"{count:,} {kind}" for kind, count in found["kinds"].items()) or "none"
         parts.append(note(f"{text} {counts}.") + (table(found["examples"]) if found["examples"] else ""))
@@ -113,10 +120,13 @@ def complexity(steps: Steps, done: Results) -> str:
     return histogram(found["counts"], labels, "documents") + note(text)
 
 
-def along(steps: Steps) -> str:
-    """Return the shares of categories along both stages."""
-    first = stacked(shares_along(steps.work / "stage1"), ("start of stage 1", "end of stage 1"))
-    return first + stacked(shares_along(steps.work / "stage2"), ("start of stage 2", "end of stage 2"))
+def along(steps: Steps, done: Results) -> str:
+    """Return the shares of categories along every stage."""
+    folders = {name: f"stage{name}" if name in ("1", "2") else name for name in stages(done)}
+    return "".join(
+        stacked(shares_along(steps.work / folder), (f"start of stage {name}", f"end of stage {name}"))
+        for name, folder in folders.items()
+    )
 
 
 def lengths(steps: Steps) -> str:
@@ -134,18 +144,25 @@ def sources(done: Results) -> str:
     """Return quota, share and epochs of every source in both stages."""
     names = ("category", "source", "tokens", "share", "available", "epochs")
     rows = [
-        {"stage": number, **{name: item[name] for name in names}}
-        for number in (1, 2)
-        for item in done[f"order-{number}"]["sources"]
+        {"stage": stage, **{name: item[name] for name in names}}
+        for stage in stages(done)
+        for item in done[f"order-{stage}"]["sources"]
     ]
-    return table(rows)
+    return table(rows) + bands(done)
+
+
+def bands(done: Results) -> str:
+    """Return the tokens of each length band in the stages of mid-training."""
+    rows = [
+        {"stage": stage, **band} for stage in stages(done) for band in done[f"order-{stage}"].get("bands", [])
+    ]
+    return table(rows) if rows else ""
 
 
 def digests(done: Results) -> list[dict[str, str]]:
     """Return the digests as rows."""
     return [
-        {"of": "stage 1", "sha256": done["pack-1"]["digest"]},
-        {"of": "stage 2", "sha256": done["pack-2"]["digest"]},
+        *({"of": f"stage {name}", "sha256": done[f"pack-{name}"]["digest"]} for name in stages(done)),
         {"of": "tokenizer", "sha256": done["tokenizer"]["sha256"]},
         {"of": "held-out sets", "sha256": done["heldout"]["digest"]},
     ]
