@@ -4,6 +4,7 @@ Order of things: build the decoder, :func:`apply`, split and shard it, ``initial
 step :func:`update_scales`, once, on every rank.
 """
 
+from zgcm_model.precision.gather import gather_in_fp8
 from zgcm_model.precision.injection import apply, is_applied, scaling_state, update_scales
 from zgcm_model.precision.recipe import ROLES, DelayedScaling, HighPrecision
 from zgcm_model.precision.scaling import ScalingState, UpdateReport
@@ -20,6 +21,7 @@ __all__ = [
     "apply",
     "describe",
     "find_switch",
+    "gather_in_fp8",
     "is_applied",
     "is_state_name",
     "require_same_precision",

@@ -87,6 +87,7 @@ class ScaledLinear(nn.Linear):
         """Say where the scales are and what multiplies."""
         self._place = place
         self._cached: _CachedWeight | None = None
+        self.shard_amax: Tensor | None = None
 
     @property
     def place(self) -> Place:
@@ -130,18 +131,24 @@ class ScaledLinear(nn.Linear):
         Args:
             weight: the weight at hand, whole or this rank's part.
         """
-        cached = self._cache(weight)
-        largest, state = amax(weight) if cached is None else cached.largest, self._place.state
+        cached, gathered = self._cache(weight), gathered_rows(weight)
+        place, largest = self._place, self.shard_amax
+        if cached is not None:
+            largest = cached.largest
         if self._records():
-            state.record(self._place.weight, largest)
-        return state.quantize(weight.detach(), self._place.weight) if cached is None else cached.rows
+            place.state.record(place.weight, amax(weight) if largest is None else largest)
+        if cached is not None:
+            return cached.rows
+        return place.state.quantize(weight.detach(), place.weight) if gathered is None else gathered
 
     def quantized_columns(self, weight: Tensor) -> Tensor:
         """Return FP8 [in, out] of this step's weight."""
-        cached = self._cache(weight)
+        cached, gathered = self._cache(weight), gathered_rows(weight)
         if cached is not None:
             return cached.columns
-        return transposed(self._place.state.quantize(weight.detach(), self._place.weight))
+        if gathered is None:
+            gathered = self._place.state.quantize(weight.detach(), self._place.weight)
+        return transposed(gathered)
 
     def quantized_gradient(self, grad: Tensor, counted: bool) -> Tensor:
         """Return FP8 [M, out] of the gradient of the output, and count its amax if told to."""
@@ -217,6 +224,11 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             grad_probe = state.ticket(module.place.gradient, amax(flat))
         return grad_x, grad_weight, grad_probe, None, None, None, None, None
+
+
+def gathered_rows(weight: Tensor) -> Tensor | None:
+    """Return the FP8 values of a weight that was gathered in FP8, None for any other."""
+    return getattr(weight, "rows", None)
 
 
 def transposed(rows: Tensor) -> Tensor:

@@ -70,6 +70,7 @@ class ScalingState(nn.Module):
     Attributes:
         names: one per tensor, in column order.
         observer: sees every tensor that is quantized while it is set.
+        sharded: a rank sees the amaxes of its shards of the weights only.
         probe: [2, tensors], takes amaxes out of compiled backward passes in the guise of a gradient: a compiled
             backward cannot change a buffer that other passes change too. A backward over several forward passes at
             once adds their amaxes, which is an upper bound.
@@ -87,6 +88,7 @@ class ScalingState(nn.Module):
         self.recipe = recipe
         self.names: list[str] = []
         self.observer: Observer | None = None
+        self.sharded = False
         self._limits: list[float] = []
 
     def add(self, name: str, dtype: torch.dtype) -> Slot:
@@ -180,7 +182,15 @@ class ScalingState(nn.Module):
 
         Returns:
             What happened to which tensor.
+
+        Raises:
+            ValueError: no group is given, but the weights are gathered in FP8 and lie on several ranks.
         """
+        if group is None and self.sharded and dist.is_initialized() and dist.get_world_size() > 1:
+            raise ValueError(
+                "update_scales needs a group when weights are gathered in FP8, because each rank sees its shard only; "
+                "pass the group of all ranks"
+            )
         if group is not None:
             dist.all_reduce(self.pending, op=dist.ReduceOp.MAX, group=group)
         nonfinite = self.pending.isinf()
