@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 
 from zgcm_model import ModelConfig
 from zgcm_model.precision import DelayedScaling, HighPrecision
+from zgcm_train.spikes import SpikeAction, SpikePolicy
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -73,7 +74,27 @@ class OptimizerSection(Section):
     sharded: Literal["exact", "blockwise"] = "exact"
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     clip_norm: NonNegative = 1.0  # global gradient norm that an update may have; 0 turns clipping off
-    max_skipped: Count = 3  # updates in a row that may be left out because they are not finite
+    max_skipped: Count = 3  # updates in a row that may be left out because they are not finite or spikes
+    spike_factor: NonNegative = (
+        0.0  # a loss above this times the median of recent ones is a spike; 0: none is
+    )
+    spike_window: PositiveInt = 64  # updates whose losses are the recent ones
+    spike_action: SpikeAction = (
+        "record"  # or leave the update out ("skip"), or end the run before it ("stop")
+    )
+
+    def spikes(self) -> SpikePolicy:
+        """Return what is done about loss spikes."""
+        return SpikePolicy(self.spike_factor, self.spike_window, self.spike_action)
+
+    @model_validator(mode="after")
+    def _meaningful_factor(self) -> Self:
+        if 0 < self.spike_factor <= 1:
+            raise ValueError(
+                f"optimizer.spike_factor {self.spike_factor} would call half of all losses spikes; use more than 1, "
+                "such as 2, or 0 for none"
+            )
+        return self
 
 
 class ScheduleSection(Section):

@@ -5,7 +5,7 @@ number of loss tokens over the same set.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,7 +63,7 @@ class StepResult:
         loss_sum: sum of token losses, in nats.
         loss_tokens: number of targets in that sum.
         grad_norm: global gradient norm before clipping.
-        applied: whether the weights were updated; False when something was not finite.
+        applied: whether the weights were updated; False when something was not finite, or the loss was refused.
         scales: what the update did to the FP8 scales; None without FP8. Reading it waits for the device.
     """
 
@@ -156,7 +156,7 @@ def apply_update(
     Args:
         optimizer: holds every parameter of the model, or of this pipeline stage.
         clip_norm: allowed global norm; 0 turns clipping off.
-        loss_sum: the update's loss sum, checked as well; the same on every rank.
+        loss_sum: the update's loss sum, checked as well; the same on every rank. NaN leaves the update out.
         stages: the ranks that hold the other stages' parameters, whose gradients belong to the norm.
 
     Returns:
@@ -171,11 +171,16 @@ def apply_update(
     return norm, finite
 
 
+def _nothing(loss: float) -> bool:
+    return False
+
+
 def train_step(
     decoder: Decoder,
     optimizer: Optimizer,
     batches: Sequence[Batch],
     settings: StepSettings,
+    refuse: Callable[[float], bool] = _nothing,
 ) -> StepResult:
     """Make one optimizer update from the micro-batches of this rank.
 
@@ -184,6 +189,7 @@ def train_step(
         optimizer: its learning rate is already set.
         batches: the micro-batches of this rank.
         settings: how to compute.
+        refuse: told the mean loss before the update, says whether to leave it out; the same on every rank.
 
     Returns:
         What the update did.
@@ -191,7 +197,8 @@ def train_step(
     loss_tokens = count_loss_tokens(batches, settings)
     loss_sum = accumulate_gradients(decoder, batches, loss_tokens, settings)
     stages = None if settings.pipeline is None else settings.pipeline.group
-    norm, applied = apply_update(optimizer, settings.clip_norm, loss_sum, stages)
+    refused = refuse(loss_sum / max(loss_tokens, 1))
+    norm, applied = apply_update(optimizer, settings.clip_norm, math.nan if refused else loss_sum, stages)
     # Once per update, made or left out: its micro-batches have shown how large the values are.
     scales = precision.update_scales(decoder, settings.everyone) if precision.is_applied(decoder) else None
     return StepResult(loss_sum, loss_tokens, norm, applied, scales)

@@ -18,9 +18,10 @@ from zgcm_train.checkpoint import Progress, Saver
 from zgcm_train.checkpoint.progress import Identity
 from zgcm_train.checkpoint.saver import Outcome
 from zgcm_train.config import Recipe
-from zgcm_train.errors import DivergedError, InterruptedRunError, ZgcmError
+from zgcm_train.errors import DivergedError, InterruptedRunError, VerificationError, ZgcmError
 from zgcm_train.mesh import Layout
-from zgcm_train.processes import any_process
+from zgcm_train.processes import any_process, of_all
+from zgcm_train.replicas import differing_replicas
 from zgcm_train.step import StepResult, StepSettings, train_step
 
 
@@ -93,12 +94,14 @@ class Trainer:
         hooks: called in order at every moment.
         stop_requested: set it at any time, on any process, and training ends, saved, after the current update.
         stopping: whether the update just made is the last of this call; decided once, before ``step_end``.
+        spiked: whether the loss of the update just made, or left out, was a spike.
     """
 
     parts: Parts
     hooks: Sequence[Hook] = ()
     stop_requested: bool = False
     stopping: bool = field(default=False, init=False)
+    spiked: bool = field(default=False, init=False)
     last_save: int = field(default=-1, init=False)
     saver: Saver = field(init=False)
 
@@ -129,9 +132,11 @@ class Trainer:
         Raises:
             InterruptedRunError: a stop was asked for; the state is saved.
             DivergedError: too many updates in a row were not finite.
+            VerificationError: copies of the same weights differ between ranks.
         """
         self._tell(lambda hook: hook.stage_start(self))
         try:
+            self._refuse_differing_replicas()
             batches = iter(self.parts.loader)
             while self.progress.step < self.last_update:
                 self.train_step(batches)
@@ -156,13 +161,21 @@ class Trainer:
             group["lr"] = self.learning_rate
         micro_batches = list(itertools.islice(batches, parts.loader.accumulation))
         self._tell(lambda hook: hook.batches_read(self, micro_batches))
-        result = train_step(parts.decoder, parts.optimizer, micro_batches, parts.settings)
+        result = train_step(parts.decoder, parts.optimizer, micro_batches, parts.settings, self._refuses)
         self._count(result)
         self.stopping = any_process(self.stop_requested)
         self._tell(lambda hook: hook.step_end(self, result))
         self._settle(self.saver.poll())
         self._refuse_divergence()
         return result
+
+    def _refuses(self, loss: float) -> bool:
+        """Note whether the loss of the update at hand is a spike, and say whether to leave the update out."""
+        policy = self.parts.recipe.optimizer.spikes()
+        self.spiked = policy.is_spike(loss, self.progress.recent_losses)
+        if not self.spiked:
+            policy.remember(loss, self.progress.recent_losses)
+        return self.spiked and policy.action != "record"
 
     def save(self, *, required: bool = False) -> None:
         """Save a checkpoint unless this very step is saved already.
@@ -173,8 +186,10 @@ class Trainer:
 
         Raises:
             PathError: a required checkpoint cannot be written.
+            VerificationError: copies of the same weights differ between ranks, of which a checkpoint keeps one.
         """
         if self.last_save != self.progress.step:
+            self._refuse_differing_replicas()
             self._settle(self.saver.wait())
             self.saver.begin(self.parts.decoder, self.parts.optimizer, self.progress, self.parts.identity)
             self.last_save = self.progress.step
@@ -207,12 +222,28 @@ class Trainer:
             progress.skipped_in_a_row += 1
 
     def _refuse_divergence(self) -> None:
-        allowed = self.parts.recipe.optimizer.max_skipped
+        settings = self.parts.recipe.optimizer
+        if self.spiked and settings.spike_action == "stop":
+            raise DivergedError(
+                f"Update {self.progress.step} has a loss of more than optimizer.spike_factor {settings.spike_factor} "
+                'times the recent median, and optimizer.spike_action is "stop"; it was not made. Look at its rows, '
+                "then go on from the newest checkpoint with another policy or a lower optimizer.lr."
+            )
+        allowed = settings.max_skipped
         if self.progress.skipped_in_a_row > allowed:
             raise DivergedError(
-                f"{self.progress.skipped_in_a_row} updates in a row were not finite, {allowed} are allowed "
-                f"(optimizer.max_skipped); the last was update {self.progress.step}. Go on from an earlier "
+                f"{self.progress.skipped_in_a_row} updates in a row were not finite or spikes, {allowed} are "
+                f"allowed (optimizer.max_skipped); the last was update {self.progress.step}. Go on from an earlier "
                 "checkpoint with a lower optimizer.lr."
+            )
+
+    def _refuse_differing_replicas(self) -> None:
+        found = sorted({name for names in of_all(differing_replicas(self.parts.decoder)) for name in names})
+        if found:
+            raise VerificationError(
+                f"After update {self.progress.step}, {len(found)} weights are not the same on all ranks that hold a "
+                f"copy: {', '.join(found[:3])}. Nothing was saved; start again from the newest checkpoint, and look "
+                "for a faulty device if it happens again."
             )
 
     def _report_failure(self, error: BaseException) -> None:

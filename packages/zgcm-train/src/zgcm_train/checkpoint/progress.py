@@ -21,8 +21,9 @@ class Progress:
         rows: rows consumed over all stages.
         tokens: input positions consumed over all stages.
         loss_tokens: targets that were learned from over all stages.
-        skipped: updates left out because they were not finite.
-        skipped_in_a_row: those since the last finite update.
+        skipped: updates left out because they were not finite, or spikes.
+        skipped_in_a_row: those since the last update that was made.
+        recent_losses: losses of the last updates made, for the policy on spikes; empty without one.
     """
 
     step: int = 0
@@ -33,6 +34,7 @@ class Progress:
     loss_tokens: int = 0
     skipped: int = 0
     skipped_in_a_row: int = 0
+    recent_losses: list[float] = dataclasses.field(default_factory=list)
 
     def enter_stage(self, stage: int) -> None:
         """Move to another stage: its rows start at 0, every global counter goes on."""

@@ -3,6 +3,7 @@
 This is the only place that waits for the device during training.
 """
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +59,8 @@ class MetricsHook(Hook):
         self._loss_tokens += result.loss_tokens
         self._updates += 1
         step = trainer.progress.step
+        if trainer.spiked or not result.applied:
+            self._event(trainer, *describe_fault(trainer, result))
         if step % trainer.parts.recipe.log.interval == 0 or step == trainer.last_update or trainer.stopping:
             self._write(trainer, result)
 
@@ -120,3 +123,19 @@ class MetricsHook(Hook):
     def _clear(self) -> None:
         self._loss_sum, self._loss_tokens, self._updates, self._seconds = 0.0, 0, 0, 0.0
         self._started, self._learning_rate = 0.0, 0.0
+
+
+def describe_fault(trainer: Trainer, result: StepResult) -> tuple[str, str]:
+    """Return the name and the sentence of what was wrong with an update."""
+    outcome = "it was made all the same" if result.applied else "it was left out"
+    update = f"update {trainer.progress.step}"
+    if trainer.spiked:
+        recent = statistics.median(trainer.progress.recent_losses)
+        loss = result.loss_sum / max(result.loss_tokens, 1)
+        return (
+            "loss_spike",
+            f"The loss of {update}, {loss:.4f}, is a spike over a median of {recent:.4f}; {outcome}.",
+        )
+    flagged = () if result.scales is None else result.scales.flagged
+    places = f" Not finite in FP8: {', '.join(flagged[:5])}." if flagged else ""
+    return "not_finite", f"The loss or a gradient of {update} is not finite; {outcome}.{places}"
