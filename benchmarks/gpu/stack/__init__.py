@@ -1,0 +1,1 @@
+"""Parts of ``layer_stack.py``, which says what is measured and how."""
