@@ -139,6 +139,10 @@ def test_r9_switch_is_an_event(finished: Path) -> None:
         assert sum(source["observed_share"] for source in shares) == pytest.approx(1.0)
     assert set(switch["cumulative_epochs"]) == {"prose", "code", "sums"}
     assert set(switch["heldout_before"]) == {"prose", "code", "sums"}
+    (after,) = [r for r in read_ledger(finished / "ledger.jsonl") if r["kind"] == "after_switch"]
+    assert (after["switch_step"], after["measured_at"]) == (6, 12)
+    assert after["heldout_after"] == evaluations(finished)[-1]["domains"]
+    assert after["heldout_after"] != switch["heldout_before"]
 
 
 def test_old_checkpoints_go_but_the_ends_of_stages_stay(finished: Path) -> None:

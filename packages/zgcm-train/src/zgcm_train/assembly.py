@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from zgcm_data import Loader, LoaderOptions, ShardSet, open_shards
+from zgcm_data import Dataset, Loader, LoaderOptions
 from zgcm_model import Decoder, initialize, precision
 from zgcm_model.parallel import apply_context_parallel, apply_tensor_parallel
 from zgcm_optim import Muon, route_parameters, schedule
@@ -19,13 +19,14 @@ from zgcm_train._version import __version__
 from zgcm_train.checkpoint import Checkpoint, Progress, load_checkpoint
 from zgcm_train.checkpoint.progress import Identity
 from zgcm_train.config import Recipe
-from zgcm_train.errors import CheckpointError, PathError, require_folder
+from zgcm_train.errors import CheckpointError, PathError
 from zgcm_train.files import sha256_text
 from zgcm_train.mesh import Layout, build_layout, default_device
 from zgcm_train.pipeline import DecoderStage, Pipeline, PipelineOptions, Place
 from zgcm_train.processes import world_size
 from zgcm_train.recipe_file import dump_recipe
 from zgcm_train.recompute import apply_recompute
+from zgcm_train.stage_data import open_stage
 from zgcm_train.step import StepSettings
 from zgcm_train.trainer import Parts
 
@@ -40,7 +41,7 @@ def build_parts(recipe: Recipe, folder: Path, checkpoint: Checkpoint | None) -> 
 
     Raises:
         CheckpointError: the checkpoint belongs to another model, dataset or tokenizer.
-        PathError: a shard set is missing, wrong or too short for its stage.
+        PathError: a stage's rows are missing, wrong or too few.
     """
     device = default_device()
     shards = [open_stage(recipe, number) for number in range(len(recipe.stage))]
@@ -200,39 +201,7 @@ def build_pipeline(recipe: Recipe, device: torch.device, layout: Layout, decoder
     return Pipeline(decoder, layout.pipeline, options)
 
 
-def open_stage(recipe: Recipe, number: int) -> ShardSet:
-    """Open a stage's shard set and check that it fits the recipe.
-
-    Raises:
-        PathError: it is missing, of another row length or vocabulary, or has too few rows.
-    """
-    stage, data = recipe.stage[number], recipe.data
-    folder = require_folder(Path(stage.data), f"The data of stage {stage.name!r}")
-    try:
-        shards = open_shards(folder)
-    except (OSError, ValueError) as error:
-        raise PathError(f"The data of stage {stage.name!r} cannot be opened: {error}") from error
-    manifest, needed = shards.manifest, stage.updates * data.global_batch
-    if manifest.sequence_length != data.sequence_length:
-        raise PathError(
-            f"{folder} has rows of {manifest.sequence_length} positions, data.sequence_length is "
-            f"{data.sequence_length}; make them equal."
-        )
-    vocabulary = recipe.model.architecture().vocab_size
-    if manifest.vocab_size > vocabulary:
-        raise PathError(
-            f"{folder} uses {manifest.vocab_size} token ids, the model knows {vocabulary}; "
-            "raise model.vocab_size."
-        )
-    if len(shards) < needed:
-        raise PathError(
-            f"Stage {stage.name!r} needs {needed} rows ({stage.updates} updates of {data.global_batch}), "
-            f"{folder} has {len(shards)}; lower stage.updates or build more data."
-        )
-    return shards
-
-
-def build_loader(recipe: Recipe, shards: ShardSet, next_row: int, data_rank: int) -> Loader:
+def build_loader(recipe: Recipe, shards: Dataset, next_row: int, data_rank: int) -> Loader:
     """Return this replica's loader, from the stage's next row on; all its ranks read the same rows."""
     return Loader(
         shards,
@@ -246,7 +215,7 @@ def build_loader(recipe: Recipe, shards: ShardSet, next_row: int, data_rank: int
     )
 
 
-def build_identity(recipe: Recipe, shards: list[ShardSet]) -> Identity:
+def build_identity(recipe: Recipe, shards: list[Dataset]) -> Identity:
     """Return what must not change while the run goes on.
 
     Raises:
@@ -276,7 +245,7 @@ def restore(
     if checkpoint is None:
         return Progress()
     identity.refuse_mismatch(checkpoint.identity, str(checkpoint.path))
-    progress = checkpoint.progress
+    progress = replace(checkpoint.progress)  # a copy: the checkpoint goes on saying where it stands
     expected = (progress.step - recipe.first_update(progress.stage)) * recipe.data.global_batch
     if progress.next_row != expected:
         raise CheckpointError(

@@ -4,18 +4,18 @@ import os
 import shutil
 from pathlib import Path
 
-from zgcm_data import ShardSet, verify_shards
+from zgcm_data import Dataset
 from zgcm_eval import load_heldout
-from zgcm_train.assembly import open_stage
 from zgcm_train.checks import Check
 from zgcm_train.config import Recipe
 from zgcm_train.errors import PathError
+from zgcm_train.stage_data import find_problems, open_stage
 
 BYTES_PER_PARAMETER = 16  # float32 weights, one or two float32 moments, rounded up to four tensors
 
 
 def check_recipe_data(recipe: Recipe) -> list[Check]:
-    """Check every stage's shard set, the tokenizers, the held-out sets and the disk.
+    """Check every stage's rows, the tokenizers, the held-out sets and the disk.
 
     Args:
         recipe: the effective recipe.
@@ -31,27 +31,31 @@ def check_recipe_data(recipe: Recipe) -> list[Check]:
             results.append(Check(f"data of stage {stage.name}", False, str(error).rstrip("."), PathError))
             continue
         sets.append(shards)
-        results.append(_check_shards(stage.name, Path(stage.data), shards))
+        results.append(_check_rows(recipe, number, shards))
     results.append(_check_tokenizers(sets))
     results.extend(_check_heldout(recipe))
     results.append(_check_disk(recipe))
     return results
 
 
-def _check_shards(stage: str, folder: Path, shards: ShardSet) -> Check:
-    problems = verify_shards(folder)
-    detail = f"{len(shards):,} rows, digest {shards.manifest.digest[:16]}"
+def _check_rows(recipe: Recipe, number: int, rows: Dataset) -> Check:
+    name = f"data of stage {recipe.stage[number].name}"
+    try:
+        problems, digest = find_problems(recipe, number)
+    except PathError as error:
+        return Check(name, False, str(error).rstrip("."), PathError)
+    detail = f"{len(rows):,} rows, digest {digest[:16]}"
     if problems:
         detail = f"{len(problems)} problems, first: {problems[0]}"
-    return Check(f"data of stage {stage}", not problems, detail, PathError)
+    return Check(name, not problems, detail, PathError)
 
 
-def _check_tokenizers(sets: list[ShardSet]) -> Check:
+def _check_tokenizers(sets: list[Dataset]) -> Check:
     digests = sorted({s.manifest.tokenizer_sha256 for s in sets})
     detail = (
         f"{len(digests)} in use: {', '.join(d[:16] for d in digests)}"
         if digests
-        else "no shard set could be opened"
+        else "no dataset could be opened"
     )
     return Check("one tokenizer for all stages", len(digests) == 1, detail, PathError)
 

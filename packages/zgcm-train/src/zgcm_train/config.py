@@ -195,6 +195,10 @@ class DataSection(Section):
     micro_batch: PositiveInt = 2
     backend: Literal["auto", "python", "dali"] = "auto"
     cross_document_attention: bool = True
+    # What a Megatron dataset does not say itself where it has no file PREFIX.zgcm.json beside it
+    megatron_vocab_size: PositiveInt | None = None
+    megatron_eos_id: Count | None = None
+    megatron_tokenizer_sha256: str | None = None
 
 
 class CheckpointSection(Section):
@@ -231,7 +235,10 @@ class EvalSection(Section):
 
 
 class StageSection(Section):
-    """A dataset, its order and a budget of updates."""
+    """A dataset, its order and a budget of updates.
+
+    ``data`` is the folder of a shard set, or the prefix of a Megatron indexed dataset.
+    """
 
     name: str
     data: str

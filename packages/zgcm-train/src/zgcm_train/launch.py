@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zgcm_train.assembly import open_stage
 from zgcm_train.config import Recipe
 from zgcm_train.errors import ConfigurationError
 from zgcm_train.mesh import refuse_misfit
 from zgcm_train.process import LAST_ERROR
 from zgcm_train.recipe_file import load_recipe
+from zgcm_train.stage_data import open_stage
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,16 @@
 
 from pathlib import Path
 
-from zgcm_data import open_shards, read_ledger, verify_shards
+from zgcm_data import read_ledger
 from zgcm_eval import load_heldout
 from zgcm_train.checkpoint import checkpoints, newest_complete, verify_checkpoint
 from zgcm_train.checkpoint.progress import Progress
 from zgcm_train.checks import Check
 from zgcm_train.config import Recipe
-from zgcm_train.errors import CheckpointError, require_folder
+from zgcm_train.errors import CheckpointError, PathError, require_folder
 from zgcm_train.files import read_json_lines
 from zgcm_train.recipe_file import load_recipe
+from zgcm_train.stage_data import find_problems
 
 
 def verify_run(folder: Path) -> list[Check]:
@@ -81,22 +82,16 @@ def _check_metrics(folder: Path, progress: Progress) -> Check:
 
 def _check_data(recipe: Recipe, digests: dict[str, str]) -> list[Check]:
     results = []
-    for stage in recipe.stage:
-        path = Path(stage.data)
-        if not path.is_dir():
-            results.append(Check(f"data of stage {stage.name}", False, f"{path} is not there any more"))
+    for number, stage in enumerate(recipe.stage):
+        try:
+            problems, digest = find_problems(recipe, number)
+        except PathError as error:
+            results.append(Check(f"data of stage {stage.name}", False, str(error).rstrip(".")))
             continue
-        problems = [str(p) for p in verify_shards(path)]
-        digest = open_shards(path).manifest.digest
         if digest != digests[stage.name]:
             problems.append(f"digest {digest[:16]}, trained on {digests[stage.name][:16]}")
-        results.append(
-            Check(
-                f"data of stage {stage.name}",
-                not problems,
-                problems[0] if problems else f"digest {digest[:16]}",
-            )
-        )
+        detail = problems[0] if problems else f"digest {digest[:16]}"
+        results.append(Check(f"data of stage {stage.name}", not problems, detail))
     return results
 
 

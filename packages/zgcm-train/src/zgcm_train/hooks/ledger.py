@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from zgcm_data import Batch, Ledger, load_manifest, read_ledger
+from zgcm_data import Batch, Ledger, read_ledger
 from zgcm_train.files import read_json_lines
 from zgcm_train.processes import is_main
+from zgcm_train.stage_data import open_stage
 from zgcm_train.step import StepResult
 from zgcm_train.trainer import Hook, Trainer
 
@@ -35,6 +36,7 @@ class LedgerHook(Hook):
             manifest=parts.loader.shards.manifest,
             group=parts.layout.data,
         )
+        book_after_switch(self._ledger, trainer)
         if progress.stage > 0 and progress.next_row == 0:
             book_switch(self._ledger, trainer)
 
@@ -52,6 +54,12 @@ class LedgerHook(Hook):
         due = progress.step % recipe.log.interval == 0 or progress.step % recipe.checkpoint.interval == 0
         if due or progress.step == trainer.last_update or trainer.stopping:
             ledger.write(step=progress.step, global_rows=progress.rows, global_tokens=progress.tokens)
+        if recipe.eval.interval and progress.step % recipe.eval.interval == 0:
+            book_after_switch(ledger, trainer)
+
+    def stage_end(self, trainer: Trainer) -> None:
+        """Book the last evaluation, if it is the first after a switch."""
+        book_after_switch(self._open_ledger(), trainer)
 
     def _open_ledger(self) -> Ledger:
         if self._ledger is None:
@@ -71,12 +79,32 @@ def book_switch(ledger: Ledger, trainer: Trainer) -> None:
     if any(r.get("kind") == "switch" and r["step"] == progress.step for r in read_ledger(path)):
         return
     ended = recipe.stage[progress.stage - 1]
+    evaluation = _last_evaluation(trainer.parts.folder)
     ledger.switch(
-        dataclasses.replace(load_manifest(Path(ended.data)), stage=ended.name),
+        dataclasses.replace(open_stage(recipe, progress.stage - 1).manifest, stage=ended.name),
         step=progress.step,
         global_tokens=progress.tokens,
         learning_rate_changed=_rate_changes(trainer),
-        heldout=_last_evaluation(trainer.parts.folder),
+        heldout=None if evaluation is None else evaluation["domains"],
+    )
+
+
+def book_after_switch(ledger: Ledger, trainer: Trainer) -> None:
+    """Write what was first measured after the latest switch of stage, once it is known."""
+    if not is_main():
+        return
+    records = read_ledger(trainer.parts.folder / "ledger.jsonl")
+    switches = [r["step"] for r in records if r["kind"] == "switch"]
+    booked = {r["switch_step"] for r in records if r["kind"] == "after_switch"}
+    evaluation = _last_evaluation(trainer.parts.folder)
+    if not switches or switches[-1] in booked or evaluation is None or evaluation["step"] <= switches[-1]:
+        return
+    ledger.event(
+        "after_switch",
+        step=evaluation["step"],
+        switch_step=switches[-1],
+        measured_at=evaluation["step"],
+        heldout_after=evaluation["domains"],
     )
 
 
@@ -87,4 +115,4 @@ def _rate_changes(trainer: Trainer) -> bool:
 
 def _last_evaluation(folder: Path) -> dict[str, Any] | None:
     records = [r for r in read_json_lines(folder / "metrics.jsonl") if r["kind"] == "eval"]
-    return records[-1]["domains"] if records else None
+    return records[-1] if records else None

@@ -1,9 +1,7 @@
 """One self-contained HTML page: no script, no font and no picture from elsewhere."""
 
-import base64
 import html
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,9 @@ from zgcm_train.errors import explain_os_error
 from zgcm_train.files import write_atomic
 from zgcm_train.header import model_lines, precision_lines
 from zgcm_train.report import charts
+from zgcm_train.report.events import events, switches
+from zgcm_train.report.parts import figure, section, table
 from zgcm_train.report.records import RunRecords, read_records
-
-Cells = Sequence[str]
 
 
 def write_report(folder: Path) -> Path:
@@ -50,6 +48,7 @@ def render_page(records: RunRecords) -> str:
             _loss(records),
             _domains(records),
             _ledger(records),
+            events(records),
             _speed(records),
             _data(records),
             _settings(records),
@@ -80,7 +79,7 @@ def _summary(records: RunRecords) -> str:
 
 def _loss(records: RunRecords) -> str:
     chart = charts.render("Training loss of both stages over tokens", charts.loss_chart(records.train))
-    return _section("Training loss", _figure(chart), "Mean over the loss tokens of each log interval.")
+    return section("Training loss", figure(chart), "Mean over the loss tokens of each log interval.")
 
 
 def _domains(records: RunRecords) -> str:
@@ -101,7 +100,7 @@ def _domains(records: RunRecords) -> str:
         "last loss (nats per token)",
     ]
     rows = [_domain_row(records, name) for name in records.evaluations[-1]["domains"]]
-    return _section("Held-out bits per byte", _figure(chart) + _table(heads, rows, text=1), note)
+    return section("Held-out bits per byte", figure(chart) + table(heads, rows, text=1), note)
 
 
 def _domain_row(records: RunRecords, name: str) -> list[str]:
@@ -117,7 +116,7 @@ def _domain_row(records: RunRecords, name: str) -> list[str]:
 
 
 def _ledger(records: RunRecords) -> str:
-    figures = "".join(_shares(records, stage) for stage in charts.stages_of(records.train))
+    shares = "".join(_shares(records, stage) for stage in charts.stages_of(records.train))
     heads = [
         "stage",
         "source",
@@ -144,7 +143,7 @@ def _ledger(records: RunRecords) -> str:
         for s in records.sources
     ]
     note = "Nominal is the share that the data recipe asked for; observed is what the updates really read."
-    return _section("Token ledger", figures + _table(heads, rows, text=3) + _switches(records), note)
+    return section("Token ledger", shares + table(heads, rows, text=3) + switches(records), note)
 
 
 def _shares(records: RunRecords, stage: str) -> str:
@@ -152,33 +151,7 @@ def _shares(records: RunRecords, stage: str) -> str:
     chart = charts.render(
         f"Nominal and observed share of each source in stage {stage}", charts.share_chart(rows), len(rows)
     )
-    return f"<h3>Stage {html.escape(stage)}</h3>{_figure(chart)}"
-
-
-def _switches(records: RunRecords) -> str:
-    return "".join(_switch(event) for event in records.switches)
-
-
-def _switch(event: dict[str, Any]) -> str:
-    facts = [
-        [f"{event['ended']} to {event['stage']}", f"{event['step']:,}", f"{event['global_tokens']:,}"]
-        + ["yes" if event[key] else "no" for key in ("learning_rate_changed", "length_changed")]
-    ]
-    heads = ["switch", "after update", "global tokens", "learning rate changed", "length changed"]
-    shares = [
-        [name, *_share(event["old"], name), *_share(event["new"], name), f"{epochs:.3g}"]
-        for name, epochs in event["cumulative_epochs"].items()
-    ]
-    columns = ["source", "nominal before", "observed before", "nominal after", "held after", "epochs so far"]
-    title = f"<h3>From {html.escape(event['ended'])} to {html.escape(event['stage'])}</h3>"
-    return title + _table(heads, facts, text=1) + _table(columns, shares, text=1)
-
-
-def _share(sources: list[dict[str, Any]], name: str) -> list[str]:
-    for source in sources:
-        if source["name"] == name:
-            return [f"{source['nominal_share']:.2%}", f"{source['observed_share']:.2%}"]
-    return ["none", "none"]
+    return f"<h3>Stage {html.escape(stage)}</h3>{figure(chart)}"
 
 
 def _speed(records: RunRecords) -> str:
@@ -192,9 +165,9 @@ def _speed(records: RunRecords) -> str:
     tokens, seconds = records.train[-1]["tokens"], sum(r["seconds"] for r in records.train)
     note = f"{short_count(tokens / max(seconds, 1e-9))} tokens per second on average, evaluation and saving left out."
     return (
-        _section("Learning rate", _figure(rate))
-        + _section("Throughput", _figure(speed), note)
-        + _section("Gradient norm", _figure(norm), "Before clipping, at each log interval's last update.")
+        section("Learning rate", figure(rate))
+        + section("Throughput", figure(speed), note)
+        + section("Gradient norm", figure(norm), "Before clipping, at each log interval's last update.")
     )
 
 
@@ -222,8 +195,8 @@ def _data(records: RunRecords) -> str:
         ["held out", f"{frozen:,}", f"{heldout['excluded_near']:,} near duplicates of them left training"],
         ["for training", f"{funnel['tokenize']['documents']:,}", f"{funnel['tokenize']['tokens']:,} tokens"],
     ]
-    return _section(
-        "Data, step by step", _table(["step", "documents", "bytes, tokens and reasons"], rows, text=1)
+    return section(
+        "Data, step by step", table(["step", "documents", "bytes, tokens and reasons"], rows, text=1)
     )
 
 
@@ -231,9 +204,9 @@ def _settings(records: RunRecords) -> str:
     environment = [[k, _plain(v)] for k, v in records.environment.items()]
     precision = "".join(f"<li>{html.escape(line)}</li>" for line in precision_lines(records.recipe))
     return (
-        _section("Precision", f"<ul>{precision}</ul>")
-        + _section("Environment", _table(["item", "value"], environment, text=2))
-        + _section("Effective recipe", f"<pre>{html.escape(records.recipe_text)}</pre>")
+        section("Precision", f"<ul>{precision}</ul>")
+        + section("Environment", table(["item", "value"], environment, text=2))
+        + section("Effective recipe", f"<pre>{html.escape(records.recipe_text)}</pre>")
     )
 
 
@@ -241,31 +214,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items())
     return str(value)
-
-
-def _section(title: str, content: str, note: str = "") -> str:
-    text = f"<p>{html.escape(note)}</p>" if note else ""
-    return f"<section><h2>{html.escape(title)}</h2>{text}{content}</section>\n"
-
-
-def _figure(chart: charts.Chart) -> str:
-    wide, narrow = (base64.b64encode(svg.encode()).decode() for svg in (chart.wide, chart.narrow))
-    kind = "data:image/svg+xml;base64"
-    return (
-        f'<figure><picture><source media="(max-width: 640px)" srcset="{kind},{narrow}">'
-        f'<img src="{kind},{wide}" alt="{html.escape(chart.title)}"></picture></figure>'
-    )
-
-
-def _table(heads: Cells, rows: Iterable[Cells], *, text: int) -> str:
-    """Return a table whose first ``text`` columns are words and whose others are numbers."""
-    head = "".join(f"<th{_align(i, text)}>{html.escape(h)}</th>" for i, h in enumerate(heads))
-    body = "".join(
-        "<tr>" + "".join(f"<td{_align(i, text)}>{html.escape(c)}</td>" for i, c in enumerate(row)) + "</tr>"
-        for row in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _align(column: int, text: int) -> str:
-    return "" if column < text else ' class="number"'

@@ -26,6 +26,8 @@ class RunRecords:
         evaluations: its ``eval`` records, each with a ``label``.
         sources: the ledger summed per stage and source.
         switches: the ledger's switch events.
+        after_switch: per switch, by its step, the ledger's record of the first held-out figures after it.
+        events: what went wrong, from ``metrics.jsonl`` and ``logs/hangs.jsonl``.
         environment: what the run was made with.
         baseline: bits per byte of the unigram-token baseline per domain; empty where none was made.
         build: the report of the data build; empty where none is beside the held-out sets.
@@ -37,6 +39,8 @@ class RunRecords:
     evaluations: list[dict[str, Any]]
     sources: list[dict[str, Any]]
     switches: list[dict[str, Any]]
+    after_switch: dict[int, dict[str, Any]]
+    events: list[dict[str, Any]]
     environment: dict[str, Any]
     baseline: dict[str, float]
     build: dict[str, Any]
@@ -64,10 +68,20 @@ def read_records(folder: Path) -> RunRecords:
         evaluations=evaluations,
         sources=sum_sources([r for r in ledger if r["kind"] == "interval"]),
         switches=[r for r in ledger if r["kind"] == "switch"],
+        after_switch={r["switch_step"]: r for r in ledger if r["kind"] == "after_switch"},
+        events=[r for r in metrics if r["kind"] == "event"] + read_hangs(folder),
         environment=_read_json(folder / "environment.json"),
         baseline=_baseline(data / "unigram.json"),
         build=_read_json(data / "build.json"),
     )
+
+
+def read_hangs(folder: Path) -> list[dict[str, Any]]:
+    """Return one event per hang, from the records of all ranks that noticed it."""
+    found: dict[str, dict[str, Any]] = {}
+    for record in read_json_lines(folder / "logs" / "hangs.jsonl"):
+        found.setdefault(str(record["ranks"]), {"event": "hang", "message": record["message"]})
+    return list(found.values())
 
 
 def sum_sources(intervals: list[dict[str, Any]]) -> list[dict[str, Any]]:
