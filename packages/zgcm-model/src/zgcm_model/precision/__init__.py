@@ -10,11 +10,14 @@ from zgcm_model.precision.recipe import ROLES, DelayedScaling, HighPrecision
 from zgcm_model.precision.scaling import ScalingState, UpdateReport
 from zgcm_model.precision.switch import find_switch, is_state_name, require_same_precision
 from zgcm_model.precision.table import PrecisionRow, describe
+from zgcm_model.precision.watch import NumericsSample, NumericsWatch
 
 __all__ = [
     "ROLES",
     "DelayedScaling",
     "HighPrecision",
+    "NumericsSample",
+    "NumericsWatch",
     "PrecisionRow",
     "ScalingState",
     "UpdateReport",
