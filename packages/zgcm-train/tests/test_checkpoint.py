@@ -30,10 +30,10 @@ from zgcm_train.checkpoint import (
 )
 from zgcm_train.checkpoint.folder import open_checkpoint
 from zgcm_train.checkpoint.progress import Identity, Progress, parse_state
-from zgcm_train.config import CheckpointSection
 from zgcm_train.errors import CheckpointError, PathError, ZgcmError
 from zgcm_train.files import read_json_lines
 from zgcm_train.mesh import Layout
+from zgcm_train.sections import CheckpointSection
 
 IDENTITY = Identity(model={}, data={}, tokenizer="t", recipe="r", code="c", world=1)
 

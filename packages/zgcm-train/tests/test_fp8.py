@@ -142,3 +142,11 @@ def test_the_header_declares_what_is_computed_how(data: Path) -> None:
 def test_t19_a_setting_without_effect_is_refused(data: Path) -> None:
     with pytest.raises(ValueError, match=r"precision\.margin has no effect when precision\.fp8 is"):
         recipe_for(data, {"margin": 1})
+
+
+def test_weights_gathered_in_fp8_give_the_same_losses(data: Path, tmp_path: Path) -> None:
+    for gather in ("float32", "fp8"):
+        recipe = recipe_for(data, FP8 | {"gather": gather}, {"dp_shard": 2})
+        run_ranks(train, 2, recipe, tmp_path / gather)
+    assert losses(tmp_path / "fp8") == losses(tmp_path / "float32")
+    assert all(check.passed for check in verify_run(tmp_path / "fp8"))

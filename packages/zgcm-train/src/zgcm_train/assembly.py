@@ -27,7 +27,7 @@ from zgcm_train.processes import world_size
 from zgcm_train.recipe_file import dump_recipe
 from zgcm_train.recompute import apply_recompute
 from zgcm_train.stage_data import open_stage
-from zgcm_train.step import StepSettings
+from zgcm_train.step import Penalty, StepSettings
 from zgcm_train.trainer import Parts
 
 
@@ -77,11 +77,13 @@ def build_decoder(recipe: Recipe, device: torch.device, layout: Layout) -> Decod
         apply_tensor_parallel(decoder, layout.tensor, recipe.parallel.sequence_parallel)
     if layout.context is not None:
         apply_context_parallel(decoder, layout.context)
-    apply_recompute(decoder, recipe.parallel.recompute)
     if recipe.model.compile:
         compile_layers(decoder)
+    apply_recompute(decoder, recipe.parallel.recompute)
     if layout.pipeline is not None:
         decoder = DecoderStage(decoder, place_in_pipeline(recipe, layout.pipeline))
+    if recipe.precision.gather == "fp8":
+        precision.gather_in_fp8(decoder)
     if layout.sharding is not None:
         shard(decoder, layout.sharding, recipe)
     decoder.to_empty(device=device)
@@ -90,9 +92,12 @@ def build_decoder(recipe: Recipe, device: torch.device, layout: Layout) -> Decod
 
 
 def compile_layers(decoder: Decoder) -> None:
-    """Compile each layer by itself, in place: equal layers share their code, and names stay as they are."""
+    """Compile each layer by itself, in place: equal layers share their code, and names stay as they are.
+
+    Only what a layer computes is compiled: recomputation and FSDP's hooks come around it.
+    """
     for block in decoder.blocks():
-        block.compile()
+        object.__setattr__(block, "forward", torch.compile(block.forward))
 
 
 def place_in_pipeline(recipe: Recipe, mesh: DeviceMesh) -> Place:
@@ -184,7 +189,17 @@ def build_settings(recipe: Recipe, device: torch.device, layout: Layout, decoder
         sync_every=recipe.parallel.gradient_sync == "every",
         reduce=getattr(torch, recipe.precision.reduce),
         everyone=dist.group.WORLD if world_size() > 1 else None,
+        outliers=build_penalty(recipe, layout),
     )
+
+
+def build_penalty(recipe: Recipe, layout: Layout) -> Penalty | None:
+    """Return the penalty on extreme layer outputs, or None when it is off."""
+    settings = recipe.precision
+    if not settings.tweo_weight:
+        return None
+    split = layout.tensor if recipe.parallel.sequence_parallel else None
+    return Penalty(settings.tweo_weight, settings.tweo_tau, settings.tweo_power, split)
 
 
 def build_pipeline(recipe: Recipe, device: torch.device, layout: Layout, decoder: Decoder) -> Pipeline | None:

@@ -10,7 +10,17 @@ from zgcm_train.checkpoint.folder import remove_unfinished
 from zgcm_train.config import Recipe
 from zgcm_train.errors import CheckpointError, explain_os_error
 from zgcm_train.header import header_lines
-from zgcm_train.hooks import CheckpointHook, EvaluationHook, LedgerHook, MetricsHook, StopHook, WatchdogHook
+from zgcm_train.hooks import (
+    CheckpointHook,
+    EvaluationHook,
+    LedgerHook,
+    MetricsHook,
+    NumericsHook,
+    ProfilerHook,
+    StopHook,
+    WandbHook,
+    WatchdogHook,
+)
 from zgcm_train.processes import barrier, is_main
 from zgcm_train.run_folder import prepare_folder
 from zgcm_train.trainer import Hook, Parts, Trainer
@@ -62,7 +72,7 @@ def run_recipe(
 def _train_stages(recipe: Recipe, folder: Path, tell: Observer, hooks: Sequence[Hook]) -> Progress:
     while True:
         parts = _restore_parts(recipe, folder, tell)
-        trainer = Trainer(parts, [*hooks[:1], *_built_in_hooks(recipe, tell), *hooks[1:]])
+        trainer = Trainer(parts, [*hooks[:1], *_built_in_hooks(recipe, folder, tell), *hooks[1:]])
         trainer.last_save = parts.progress.step if parts.progress.step else -1
         tell("header", header_lines(parts))
         trainer.fit()
@@ -82,17 +92,30 @@ def _restore_parts(recipe: Recipe, folder: Path, tell: Observer) -> Parts:
     return build_parts(recipe, folder, checkpoint)
 
 
-def _built_in_hooks(recipe: Recipe, tell: Observer) -> list[Hook]:
-    hooks: list[Hook] = []
+def _built_in_hooks(recipe: Recipe, folder: Path, tell: Observer) -> list[Hook]:
+    log = recipe.log
+    board = None
+    if log.wandb is not None:
+        board = WandbHook(log.wandb, recipe.run.name, folder, recipe.model_dump(mode="json"))
+
+    def show(kind: str, record: dict[str, Any]) -> None:
+        tell(kind, record)
+        if board is not None:
+            board.record(record)
+
+    evaluation: list[Hook] = []
     if recipe.eval.heldout is not None and recipe.eval.tokenizer is not None:
         heldout, tokenizer = Path(recipe.eval.heldout), Path(recipe.eval.tokenizer)
-        hooks.append(EvaluationHook(heldout, tokenizer, line=lambda record: tell("eval", record)))
+        evaluation.append(EvaluationHook(heldout, tokenizer, line=lambda record: show("eval", record)))
     metrics = MetricsHook(
-        line=lambda record: tell("train", record), warn=lambda message: tell("warning", message)
+        line=lambda record: show("train", record), warn=lambda message: tell("warning", message)
     )
+    watchers: list[Hook] = [] if log.profile is None else [ProfilerHook(*log.profile)]
+    watchers += [NumericsHook()] if log.numerics_interval else []
     # Metrics come first, so that records of repeated updates are dropped before an evaluation looks for its own;
     # the ledger is written before the checkpoint that depends on it.
-    return [metrics, *hooks, LedgerHook(), CheckpointHook(), StopHook()]
+    boards: list[Hook] = [] if board is None else [board]
+    return [metrics, *watchers, *evaluation, LedgerHook(), CheckpointHook(), StopHook(), *boards]
 
 
 def _silent(kind: str, value: Any) -> None:

@@ -4,6 +4,7 @@ The loss of an update is the sum of token losses over all micro-batches and data
 number of loss tokens over the same set.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,31 @@ from torch.optim import Optimizer
 
 from zgcm_data import Batch
 from zgcm_model import Decoder, precision
+from zgcm_model.outliers import collect_block_outputs, tweo_terms
 from zgcm_model.parallel import shard_sequence
 from zgcm_optim import clip_grad_norm_
 from zgcm_train.pipeline import MicroBatch, Pipeline, autocast
 
 CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """A penalty on extreme layer outputs, added to the loss that is learned from.
+
+    Attributes:
+        weight: of the mean penalty beside the mean token loss.
+        tau: magnitude from which it is felt.
+        power: how steeply it grows.
+        positions: the axis that splits the positions of layer outputs (sequence parallelism); None for none.
+
+    Source: TWEO, arXiv:2511.23225.
+    """
+
+    weight: float
+    tau: float
+    power: float
+    positions: DeviceMesh | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,7 @@ class StepSettings:
             after the last one only, which holds the whole sum.
         reduce: dtype of gradients on the wire; they are always summed over micro-batches in float32.
         everyone: all ranks, whose largest values decide the FP8 scales; None for one.
+        outliers: the penalty on extreme layer outputs; None for none.
     """
 
     compute: torch.dtype = torch.float32
@@ -53,6 +75,7 @@ class StepSettings:
     sync_every: bool = False
     reduce: torch.dtype = torch.float32
     everyone: ProcessGroup | None = None
+    outliers: Penalty | None = None
 
 
 @dataclass(frozen=True)
@@ -93,19 +116,25 @@ def read_batch(batch: Batch, settings: StepSettings) -> MicroBatch:
     )
 
 
-def loss_terms(decoder: Decoder, batch: Batch, settings: StepSettings) -> Tensor:
-    """Return the loss sum of one micro-batch, over this rank's stretch of every row.
+def loss_terms(decoder: Decoder, batch: Batch, settings: StepSettings) -> tuple[Tensor, Tensor]:
+    """Return two sums over one micro-batch and this rank's stretch of every row: token losses, and what to minimize.
 
     Args:
         decoder: the model.
         batch: one micro-batch.
-        settings: how to compute.
+        settings: how to compute; without a penalty the two are one.
     """
-    read = read_batch(batch, settings)
-    with autocast(settings.device, settings.compute):
+    read, penalty = read_batch(batch, settings), settings.outliers
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(autocast(settings.device, settings.compute))
+        outputs = [] if penalty is None else stack.enter_context(collect_block_outputs(decoder))
         hidden = decoder(read.inputs, document_ids=read.documents)
         loss_sum, _ = decoder.lm_terms(hidden, read.targets, read.mask)
-    return loss_sum
+    if penalty is None:
+        return loss_sum, loss_sum
+    mask = read.mask if penalty.positions is None else shard_sequence(read.mask, penalty.positions)
+    extra, _ = tweo_terms(outputs, loss_mask=mask, tau=penalty.tau, p=penalty.power)
+    return loss_sum, loss_sum + penalty.weight * extra
 
 
 def cut(x: Tensor, settings: StepSettings) -> Tensor:
@@ -141,9 +170,9 @@ def accumulate_gradients(
     total = torch.zeros((), dtype=torch.float64)
     for index, batch in enumerate(batches):
         _choose_reductions(decoder, index == len(batches) - 1, settings)
-        loss_sum = loss_terms(decoder, batch, settings)
+        loss_sum, objective = loss_terms(decoder, batch, settings)
         # Divided by the global count, not the local one: means of unequal parts must not be averaged.
-        (loss_sum / max(loss_tokens, 1)).backward()
+        (objective / max(loss_tokens, 1)).backward()
         total += loss_sum.detach().double().cpu()
     return float(_summed(total, settings))
 

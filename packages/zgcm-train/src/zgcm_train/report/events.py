@@ -10,7 +10,7 @@ TITLES = {
     "loss_spike": "loss spike",
     "not_finite": "not finite",
     "save_failed": "save failed",
-    "saturation": "saturation",
+    "fp8_saturation": "FP8 saturation",
     "hang": "hang",
 }
 
