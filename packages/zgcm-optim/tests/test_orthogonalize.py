@@ -154,6 +154,21 @@ def test_symmetric_product_equals_the_plain_one(side: int) -> None:
         )
 
 
+@pytest.mark.parametrize(("side", "long"), [(260, 560), (390, 390), (390, 800)])
+def test_symmetric_products_of_a_batch_equal_the_plain_ones(side: int, long: int) -> None:
+    left = random(3, side, long)
+    addend = left @ left.mT
+    for extra, operand in ((None, left), (addend, addend)):
+        with count_operations() as count:
+            blocks = symmetric_product(
+                operand, operand.mT, torch.empty_like(addend), addend=extra, beta=0.5, alpha=2.0
+            )
+        expected = 2.0 * operand @ operand.mT + (0.0 if extra is None else 0.5 * extra)
+        torch.testing.assert_close(blocks, expected)
+        whole = 2 * operand.shape[0] * side * side * operand.shape[-1]
+        assert (count.flops < whole) == (extra is None or side >= 384)
+
+
 def test_gram_needs_fewer_operations_where_auto_chooses_it() -> None:
     for device in ("cpu", "cuda"):
         assert choose_method(1024, 1024, device) == "standard"

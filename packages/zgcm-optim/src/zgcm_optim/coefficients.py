@@ -16,6 +16,7 @@ exact    refused: the table is one schedule and only works as a whole
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import cycle, islice
 from typing import Literal
 
@@ -148,6 +149,7 @@ def _triple(entry: Sequence[float]) -> Triple:
     return values[0], values[1], values[2]
 
 
+@lru_cache(maxsize=1024)
 def update_scale(out: int, in_: int, mode: str) -> float:
     """Return the factor that an orthogonalized update is multiplied by.
 

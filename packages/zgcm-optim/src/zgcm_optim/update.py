@@ -113,7 +113,9 @@ class Matrix:
     rule: Rule
 
     def blocks(self) -> list["Matrix"]:
-        """Return the blocks, as views ``[repetitions, rows, columns]`` of the same memory."""
+        """Return the blocks, as views ``[repetitions, rows, columns]`` of the same memory; itself if there are none."""
+        if self.rule.blocks is None:
+            return [self]
         weights, gradients, momenta = (
             block_views(tensor, self.rule.blocks, self.rule.block_dim)
             for tensor in (self.weight, self.gradient, self.momentum)
