@@ -10,8 +10,9 @@ import pytest
 from zgcm_data.build import BuildResult, build
 from zgcm_data.recipe import BuildRecipe
 
-# The tests of a cluster need Ray, an extra of its own: pip install "zgcm-data[prepare,ray]".
-collect_ignore = [] if importlib.util.find_spec("ray") else ["cluster"]
+# These need more than the extra "prepare": zgcm-data[ray], and a server that stands in for an object store.
+NEEDS = {"cluster/test_ray.py": "ray", "cluster/test_object_store.py": "moto"}
+collect_ignore = [path for path, package in NEEDS.items() if not importlib.util.find_spec(package)]
 
 Document = dict[str, Any]
 

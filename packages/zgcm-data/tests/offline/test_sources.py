@@ -1,5 +1,10 @@
 import gzip
 import json
+import os
+import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from zgcm_data import engine
 from zgcm_data.records import CorpusError, Record
 from zgcm_data.sources import collect_default_corpus, read_records
 from zgcm_data.sources.docstrings import literal_strings, split_module
 from zgcm_data.sources.files import ReadOptions, ReadReport
+from zgcm_data.sources.remote import list_remote
 
 
 def read(path: Path, **options: Any) -> list[Record]:
@@ -210,3 +217,38 @@ def test_text_is_composed_of_fields_or_of_code_cut_for_the_middle(tmp_path: Path
     )
     records = read(tmp_path / "x.jsonl", text_fields=("problem", "solution"))
     assert [r.text for r in records] == ["1 + 1\n2", "def f(x): pass"]
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://bucket/a b/*.parquet", "hf://datasets/owner/name", "gs://bucket/x.jsonl"]
+)
+def test_an_address_reaches_daft_unchanged(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    asked: list[str] = []
+
+    class ReachedError(Exception):
+        pass
+
+    def note(path: str, **settings: Any) -> Any:
+        asked.append(path)
+        raise ReachedError
+
+    for name in ("from_glob_path", "read_parquet", "read_json"):
+        monkeypatch.setattr(engine.daft(), name, note)
+    with pytest.raises(CorpusError, match="cannot be read"):
+        list(read_records(address, ReadOptions(), ReadReport()))
+    if not address.startswith("hf://"):
+        with pytest.raises(CorpusError, match="cannot be listed"):
+            list_remote(address)
+    assert set(asked) == {address}
+
+
+def test_a_store_out_of_reach_is_an_error_within_seconds() -> None:
+    """In a process of its own, since Daft keeps the connection of an address for the life of a process."""
+    code = "from zgcm_data.sources.remote import list_remote; list_remote('s3://texts/*.jsonl')"
+    access = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"), "us-east-1")
+    with socket.socket() as taken:  # bound but not listening: connections are refused
+        taken.bind(("127.0.0.1", 0))
+        access["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=os.environ | access, capture_output=True, text=True, timeout=100)
+    assert re.search(r"CorpusError: s3://texts/\*.jsonl cannot be listed \(.*Connection refused", done.stderr)

@@ -1,11 +1,15 @@
 """Read documents from an object store or the Hugging Face hub, through Daft."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from zgcm_data import engine
 from zgcm_data.records import CorpusError
 from zgcm_data.sources.raw import Item, ReadOptions
+
+TRIES = 3
+CONNECT_MILLISECONDS = 10_000
 
 
 def is_remote(path: str) -> bool:
@@ -22,11 +26,10 @@ def list_remote(address: str) -> dict[str, int]:
     if address.startswith("hf://"):
         return {address: 0}
     try:
-        rows = engine.rows(engine.daft().from_glob_path(address).select("path", "size"))
+        frame = engine.daft().from_glob_path(address, io_config=listing_config())
+        rows = engine.rows(frame.select("path", "size"))
     except Exception as error:  # Daft raises errors of many kinds for one fault: the store cannot be read
-        raise CorpusError(
-            f"{address} cannot be listed ({first_line(error)}); check address and access"
-        ) from error
+        raise CorpusError(f"{address} cannot be listed ({cause(error)}); check address and access") from error
     return {row["path"]: row["size"] for row in rows}
 
 
@@ -42,9 +45,7 @@ def read_remote(address: str, options: ReadOptions) -> Iterator[Item]:
         frame = daft.read_json(address) if lines else daft.read_parquet(address)
         names = frame.schema().column_names()
     except Exception as error:  # see list_remote
-        raise CorpusError(
-            f"{address} cannot be read ({first_line(error)}); check address and access"
-        ) from error
+        raise CorpusError(f"{address} cannot be read ({cause(error)}); check address and access") from error
     column = options.fields.get("text", "text")
     if column not in names and not set(options.text_fields) & set(names):
         raise CorpusError(f"{address} has no column {column!r} (it has {', '.join(names)})")
@@ -60,6 +61,19 @@ def stream(frame: Any) -> Iterator[dict[str, Any]]:
             yield from batch.slice(start, 512).to_pylist()
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error message."""
-    return str(error).strip().partition("\n")[0]
+def listing_config() -> Any:
+    """Return how addresses are listed: with few tries, so that a store out of reach is an error within seconds.
+
+    Access and endpoint come from the environment, such as ``AWS_ENDPOINT_URL``, as for any other program.
+    """
+    io = engine.daft().io
+    return io.IOConfig(s3=io.S3Config(num_tries=TRIES, connect_timeout_ms=CONNECT_MILLISECONDS))
+
+
+def cause(error: BaseException) -> str:
+    """Return what Daft says of an error, and the cause at the bottom of it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    deepest = re.sub(r"^\d+: ", "", lines[-1])
+    return lines[0] if deepest == lines[0] else f"{lines[0]}: {deepest}"
