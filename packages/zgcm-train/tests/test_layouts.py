@@ -3,7 +3,7 @@
 Gradients are compared too, because Muon and Adam hardly react to a gradient that is wrong by a factor. The layouts of
 one world size share their processes.
 
-Resharding: each layout saves once, after five updates. All 14 x 14 pairs of a saved and a loading layout are then
+Resharding: each layout saves once, after five updates. All 15 x 15 pairs of a saved and a loading layout are then
 loaded and compared bitwise with what one process reads from the same checkpoint, weights and optimizer state. Whole
 updates are made for a ring of pairs (each layout goes on from the one before it in the list) and for each layout from
 its own.
@@ -46,6 +46,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp2xcp2": {"dp_shard": 2, "cp": 2},
     "pp2xfsdp2": {"pp": 2, "dp_shard": 2},
     "tp2xcp2xdp2": {"tp": 2, "cp": 2, "dp_replicate": 2},
+    "pp2xtp2xcp2": {"pp": 2, "tp": 2, "cp": 2},
 }
 NAMES = list(LAYOUTS)
 

@@ -67,10 +67,14 @@ def toy_recipe(data: Path, parallel: dict[str, Any], *, isolated: bool) -> Recip
 
 
 def ragged(batch: Batch) -> Batch:
-    """Leave out of the loss most of the first half of two rows in three."""
+    """Leave out of the loss most of the first half of two rows in three, and end a document every seven tokens."""
     position = torch.arange(batch.loss_mask.shape[1])
     hidden = (position < batch.loss_mask.shape[1] // 2) & (position % 8 > 0)
-    return replace(batch, loss_mask=batch.loss_mask & ~(hidden & (batch.rows[:, None] % 3 > 0)))
+    return replace(
+        batch,
+        loss_mask=batch.loss_mask & ~(hidden & (batch.rows[:, None] % 3 > 0)),
+        document_ids=batch.document_ids * 100 + position // 7,
+    )
 
 
 def updates(parts: Parts) -> Iterator[list[Batch]]:

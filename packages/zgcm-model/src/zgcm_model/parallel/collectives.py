@@ -4,12 +4,20 @@ Names: a tensor is *split* when each rank holds its own slice of a dim, *partial
 be summed, *whole* when all ranks hold the same.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _not_compiled(function: F) -> F:
+    """Leave a function out of ``torch.compile``, which cannot compile sends to one rank: one clean break."""
+    return cast(F, torch.compiler.disable(function))
 
 
 def gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
@@ -170,6 +178,7 @@ class _Halo(torch.autograd.Function):
         return shift(grad, ctx.group, -1), None, None
 
 
+@_not_compiled
 def shift(x: Tensor, group: ProcessGroup, step: int) -> Tensor:
     """Send to the neighbour ``step`` ranks on and receive from the one before, without autograd.
 
@@ -228,6 +237,7 @@ def exchange(x: Tensor, split_dim: int, join_dim: int, group: ProcessGroup) -> T
     return out
 
 
+@_not_compiled
 def halo(tail: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Receive the previous rank's tail; empty along ``dim`` on the first rank; backward returns gradients."""
     out: Tensor = _Halo.apply(tail, dim, group)
