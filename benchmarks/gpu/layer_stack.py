@@ -116,7 +116,8 @@ class Run:
             return call()
         except FAILURES as error:
             self.report.failed(what, error)
-            # The frames of the traceback hold the tensors of the failed variant.
+            # The frames of tracebacks hold the tensors of the failed variant.
+            error.__cause__ = error.__context__ = None
             return error.with_traceback(None)
 
 

@@ -64,6 +64,9 @@ def test_toy_run_measures_every_variant(script, tmp_path, capsys):
         assert all(
             row["where"][p] > 0 for p in ("attention", "projections", "feed-forward", "norms and other")
         )
+        assert row["program_breaks"] == 0, name
+        # One for window layers, one for global ones, one for the final norm.
+        assert row["compiled_programs"] == (3 if name.endswith("compiled") else 0), name
     printed = capsys.readouterr().out
     assert "measured 4 variants" in printed
     assert "projections" in printed
@@ -207,6 +210,8 @@ def test_figures_are_those_of_the_published_count(stack):
     assert figures["fraction_of_bound"] == pytest.approx(
         16384 * (in_fp8 / 1600e12 + in_bf16 / 800e12), rel=1e-3
     )
+    parts_missing = measure.Measured(config, measure.Timings(9.0, 1.0, 0.8, None, None, 0.1), 12.0, None)
+    assert measure.whole_model(parts_missing, settings) is None
     whole = figures["whole_model"]
     assert whole["tokens_per_second"] == pytest.approx(16384 / (27 * 0.02 + 5 * 0.04 + 0.1))
 
@@ -267,6 +272,19 @@ def test_products_for_older_versions_equal_the_library(stack):
         for products in (stack["build"].OlderProducts(), ScaledMmProducts())
     )
     assert torch.equal(got, expected)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_masks_exist_before_layers_are_compiled(stack):
+    toy, build = stack["settings"].TOY, stack["build"]
+    kernel = build.PrimedFlexKernel(compiled=False)
+    kernel.prime(toy, 64, "cpu")
+    assert {place[2] for place in kernel._masks} == {toy.window, None}
+    made = dict(kernel._masks)
+    query = torch.randn(1, 64, 4, 16)
+    for window in (toy.window, None):
+        kernel(query, query[:, :, :2], query[:, :, :2], window=window, documents=None)
+    assert kernel._masks == made
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled", "compiled apart"])

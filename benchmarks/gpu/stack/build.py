@@ -170,7 +170,6 @@ def compile_layers(decoder: Decoder, backend: str, *, attention_apart: bool) -> 
         backend: of ``torch.compile``.
         attention_apart: leave the attention core out of the layers' programs.
     """
-    torch._dynamo.reset()
     # FP8 layers know their place in the common state by its column; as a constant it would give each layer a
     # program of its own.
     torch._dynamo.config.allow_unspec_int_on_nn_module = True

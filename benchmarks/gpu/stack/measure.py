@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 import torch
+from torch._dynamo.utils import counters
 
 from stack.build import Stack, build_stack
 from stack.clock import Clock
@@ -26,7 +27,7 @@ class Timings:
         warm_up: the first micro-batch and update, compilation included.
         micro_batch: forward and backward of one micro-batch.
         update: clipping, Muon and Adam over the whole stack, on one device.
-        window_layer: forward and backward of a window layer alone.
+        window_layer: forward and backward of a window layer alone; None where a layer cannot run by itself.
         global_layer: the same of a global layer.
         head: the same of final norm, head and loss.
     """
@@ -34,8 +35,8 @@ class Timings:
     warm_up: float
     micro_batch: float
     update: float
-    window_layer: float
-    global_layer: float
+    window_layer: float | None
+    global_layer: float | None
     head: float
 
 
@@ -49,6 +50,7 @@ class Measured:
         loss: mean loss of the last micro-batch.
         peak_gib: largest allocated memory of a micro-batch and an update; None on a CPU.
         where: seconds of a micro-batch by part.
+        programs: compiled ones, and the places where they break off.
     """
 
     config: ModelConfig
@@ -56,6 +58,7 @@ class Measured:
     loss: float
     peak_gib: float | None
     where: dict[str, float] = field(default_factory=dict)
+    programs: tuple[int, int] = (0, 0)
 
 
 def measure(name: str, mode: str, settings: Settings, clock: Clock) -> Measured:
@@ -73,6 +76,9 @@ def measure(name: str, mode: str, settings: Settings, clock: Clock) -> Measured:
     Raises:
         RuntimeError: the loss is not finite.
     """
+    # The compiler may hold on to the variant before.
+    torch._dynamo.reset()
+    counters.clear()
     gc.collect()
     clock.start_peak()
     config = settings.config("eager" if mode == "eager" else "compiled", clock.memory())
@@ -86,12 +92,20 @@ def measure(name: str, mode: str, settings: Settings, clock: Clock) -> Measured:
         raise RuntimeError(f"the loss of {name} {mode} is {loss}")
     update, peak = clock.seconds(stack.update), clock.peak_gib()
     where = where_time_goes(stack.micro_batch, config, settings.device)
-    timings = Timings(warm_up, micro_batch, update, *time_parts(stack, clock))
-    return Measured(config, timings, loss, peak, where)
+    # Transformer Engine's layers compute in FP8 only while the whole decoder runs.
+    timings = Timings(warm_up, micro_batch, update, *time_parts(stack, clock, layers=name != "fp8-te"))
+    programs = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    return Measured(config, timings, loss, peak, where, programs)
 
 
-def time_parts(stack: Stack, clock: Clock) -> tuple[float, float, float]:
-    """Return the seconds, forward and backward, of a window layer, a global layer and the head."""
+def time_parts(stack: Stack, clock: Clock, *, layers: bool) -> tuple[float | None, float | None, float]:
+    """Return the seconds, forward and backward, of a window layer, a global layer and the head.
+
+    Args:
+        stack: to take the parts from.
+        clock: of the device.
+        layers: whether layers can run by themselves.
+    """
     config, settings = stack.decoder.config, stack.settings
     shape = (settings.rows, settings.length, config.hidden_size)
     hidden = torch.randn(shape, device=settings.device, dtype=torch.bfloat16, requires_grad=True)
@@ -105,11 +119,13 @@ def time_parts(stack: Stack, clock: Clock) -> tuple[float, float, float]:
     def head() -> None:
         stack.loss(stack.decoder.norm(hidden)).backward()
 
-    seconds = []
-    for call in (layer(0), layer(config.global_every - 1), head):
+    def timed(call: Callable[[], None]) -> float:
         call()
-        seconds.append(clock.seconds(call, settings.steps))
-    return seconds[0], seconds[1], seconds[2]
+        return clock.seconds(call, settings.steps)
+
+    if not layers:
+        return None, None, timed(head)
+    return timed(layer(0)), timed(layer(config.global_every - 1)), timed(head)
 
 
 def summarize(
@@ -146,6 +162,8 @@ def summarize(
         "loss": measured.loss,
         "seconds": asdict(times),
         "where": measured.where,
+        "compiled_programs": measured.programs[0],
+        "program_breaks": measured.programs[1],
         "whole_model": whole_model(measured, settings),
     }
 
@@ -157,7 +175,7 @@ def seconds_at_peak(flops: FlopsBreakdown, peaks: dict[str, float], fp8: bool) -
     return layers / fast + (flops.total - layers) / peaks["bf16"]
 
 
-def whole_model(measured: Measured, settings: Settings) -> dict[str, float]:
+def whole_model(measured: Measured, settings: Settings) -> dict[str, float] | None:
     """Compute, from the parts timed alone, a micro-batch of the model with all its layers.
 
     Args:
@@ -165,10 +183,13 @@ def whole_model(measured: Measured, settings: Settings) -> dict[str, float]:
         settings: sizes.
 
     Returns:
-        Tokens per second and model TFLOP/s; embedding and whatever lies between the parts are left out.
+        Tokens per second and model TFLOP/s; embedding and whatever lies between the parts are left out. None where
+        the parts were not timed.
     """
     whole = measured.config if settings.toy else ModelConfig.preset("zgcm-1-7b")
     times, wide = measured.timings, whole.num_global_layers
+    if times.window_layer is None or times.global_layer is None:
+        return None
     layers = (whole.num_layers - wide) * times.window_layer + wide * times.global_layer
     speed = settings.tokens / (layers + times.head)
     return {

@@ -49,10 +49,9 @@ class Report:
             f"{figures['tflops_with_update']:8.2f} model TFLOP/s; an update takes {times['update']:.3f} s\n"
             f"  {shares}; {figures['fraction_of_bound']:.1%} of the bound by formats\n"
             f"  memory {'not counted' if memory is None else f'{memory:.1f} GiB at most'}; "
-            f"loss {figures['loss']:.3f}\n"
-            f"  alone: window layer {_milli(times['window_layer'])}, global layer "
-            f"{_milli(times['global_layer'])}, head and loss {_milli(times['head'])}; computed from these, "
-            f"{whole['layers']} layers: {whole['tokens_per_second']:,.0f} tokens/s, {whole['tflops']:.2f} TFLOP/s\n"
+            f"loss {figures['loss']:.3f}; {figures['compiled_programs']} compiled programs, "
+            f"{figures['program_breaks']} breaks in them\n"
+            f"  alone: {_alone(times, whole)}\n"
             f"  {_where(figures['where'])}",
             flush=True,
         )
@@ -80,6 +79,17 @@ def _tera(flops: float) -> str:
 
 def _milli(seconds: float) -> str:
     return f"{seconds * 1000:.2f} ms"
+
+
+def _alone(times: dict[str, float], whole: dict[str, float] | None) -> str:
+    head = f"head and loss {_milli(times['head'])}"
+    if whole is None:
+        return head
+    layers = f"window layer {_milli(times['window_layer'])}, global layer {_milli(times['global_layer'])}"
+    return (
+        f"{layers}, {head}; computed from these, {whole['layers']} layers: "
+        f"{whole['tokens_per_second']:,.0f} tokens/s, {whole['tflops']:.2f} TFLOP/s"
+    )
 
 
 def _where(parts: dict[str, float]) -> str:
