@@ -8,9 +8,9 @@ from torch import nn
 
 from zgcm_model import Decoder, ModelConfig, generate, initialize, precision
 from zgcm_model.precision import DelayedScaling, HighPrecision
-from zgcm_model.precision.injection import projections
 from zgcm_model.precision.linear import ScaledLinear, transposed
 from zgcm_model.precision.reference import ReferenceProducts
+from zgcm_model.precision.roles import projections
 from zgcm_model.precision.scaled_mm import ScaledMmProducts
 from zgcm_model.precision.scaling import quantize
 

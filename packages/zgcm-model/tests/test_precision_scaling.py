@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zgcm_model import Decoder, initialize, precision, save_pretrained
 from zgcm_model.precision import DelayedScaling
-from zgcm_model.precision.injection import projections
+from zgcm_model.precision.roles import projections
 from zgcm_model.precision.scaling import SCALE_LIMIT, ScalingState, amax, quantize
 from zgcm_testing import run_ranks
 
@@ -56,7 +56,7 @@ def assert_same(left, right):
 
 
 def one_tensor(recipe=RECIPE, tensors=1):
-    state = ScalingState(recipe)
+    state = ScalingState(recipe, "reference")
     slots = [state.add(f"t{index}", E4M3) for index in range(tensors)]
     state.allocate(torch.device("cpu"))
     return state, slots

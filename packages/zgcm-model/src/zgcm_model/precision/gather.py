@@ -17,9 +17,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from zgcm_model.decoder import Decoder
-from zgcm_model.precision.injection import projections, scaling_state
+from zgcm_model.precision.injection import scaling_state
 from zgcm_model.precision.linear import ScaledLinear
 from zgcm_model.precision.recipe import FORWARD
+from zgcm_model.precision.roles import projections
 from zgcm_model.precision.scaled_mm import padded
 from zgcm_model.precision.scaling import amax
 
@@ -170,9 +171,14 @@ def gather_in_fp8(decoder: Decoder) -> Decoder:
         The decoder.
 
     Raises:
-        ValueError: the decoder has no FP8 projections, or is sharded by FSDP already.
+        ValueError: the decoder has no FP8 projections, is sharded by FSDP already, or computes with Transformer
+            Engine, whose scales are not known here.
     """
     state = scaling_state(decoder)
+    if state.backend == "transformer_engine":
+        raise ValueError(
+            "backend='transformer_engine' keeps its scales to itself; gather in high precision or use scaled_mm"
+        )
     if any(isinstance(module, FSDPModule) for module in decoder.modules()):
         raise ValueError("the decoder is sharded by FSDP already; call gather_in_fp8 before fully_shard")
     for projection in projections(decoder):

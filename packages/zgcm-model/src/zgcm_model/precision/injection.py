@@ -1,21 +1,22 @@
 """Switch the projections of a decoder to FP8 and say which are."""
 
-from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, cast
+from collections.abc import Callable
+from typing import Literal, cast
 
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
-from zgcm_model.block import Block
 from zgcm_model.decoder import Decoder
 from zgcm_model.precision.linear import Place, Products, ScaledLinear
-from zgcm_model.precision.recipe import FORWARD, ROLES, DelayedScaling, HighPrecision, Role
+from zgcm_model.precision.recipe import FORWARD, DelayedScaling, HighPrecision, Role
 from zgcm_model.precision.reference import ReferenceProducts
+from zgcm_model.precision.roles import Projection, by_block, projections
 from zgcm_model.precision.scaled_mm import ScaledMmProducts, has_fp8_units
 from zgcm_model.precision.scaling import ScalingState, Slot, UpdateReport
+from zgcm_model.precision.transformer_engine import use_transformer_engine
 
-Backend = Literal["auto", "reference", "scaled_mm"]
+Backend = Literal["auto", "reference", "scaled_mm", "transformer_engine"]
 STATE = "scaling"
 """Name of the state within a decoder, so its checkpoint names are ``scaling.*``."""
 
@@ -27,22 +28,6 @@ _INPUTS: dict[Role, str] = {
     "down": "feed_forward.down_proj.input",
 }
 """The input of each projection; those with the same share one quantization."""
-
-
-class Projection(NamedTuple):
-    """A projection of a decoder.
-
-    Attributes:
-        role: what it does.
-        layer: 0-based index of its layer.
-        name: its module's name within the layer.
-        module: itself.
-    """
-
-    role: Role
-    layer: int
-    name: str
-    module: nn.Module
 
 
 def apply(
@@ -60,8 +45,8 @@ def apply(
     Args:
         decoder: may be on the meta device.
         recipe: formats and scaling.
-        backend: ``reference``, ``scaled_mm``, or ``auto``: ``scaled_mm`` where a GPU has FP8 units, ``reference``
-            elsewhere.
+        backend: ``reference``, ``scaled_mm``, ``transformer_engine``, or ``auto``: ``scaled_mm`` where a GPU has FP8
+            units, ``reference`` elsewhere.
         high_precision: projections to leave as they are; none when left out.
 
     Returns:
@@ -70,20 +55,31 @@ def apply(
     Raises:
         ValueError: the backend is unknown, FP8 is applied already, the decoder is sharded already, or the table
             names layers that do not exist.
+        ImportError: Transformer Engine is asked for and missing; names the extra to install.
     """
     table = HighPrecision() if high_precision is None else high_precision
-    products = _make_products(backend)
     _check(decoder, table)
-    state = ScalingState(recipe)
-    for block, projections in _by_block(decoder):
-        inputs: dict[str, Slot] = {}
-        for projection in projections:
-            if not table.keeps(projection.role, projection.layer, decoder.config.num_layers):
-                slots = _slots(projection, state, inputs)
-                _switch(projection.module, Place(state, products, *slots, owners=(block, decoder)))
+    if backend == "transformer_engine":
+        state: ScalingState = use_transformer_engine(decoder, recipe, table)
+    else:
+        state = _use_own_projections(decoder, recipe, _make_products(backend), table)
     state.allocate(decoder.embed_tokens.weight.device)
     decoder.add_module(STATE, state)
     return decoder
+
+
+def _use_own_projections(
+    decoder: Decoder, recipe: DelayedScaling, products: Products, table: HighPrecision
+) -> ScalingState:
+    state = ScalingState(recipe, products.name)
+    for block, found in by_block(decoder, table):
+        inputs: dict[str, Slot] = {}
+        for projection in found:
+            slots = _slots(projection, state, inputs)
+            projection.module.__class__ = ScaledLinear
+            place = Place(state, products, *slots, owners=(block, decoder))
+            cast(ScaledLinear, projection.module).bind(place)
+    return state
 
 
 def update_scales(decoder: Decoder, group: ProcessGroup | None = None) -> UpdateReport:
@@ -129,22 +125,6 @@ def is_applied(decoder: nn.Module) -> bool:
     return isinstance(decoder._modules.get(STATE), ScalingState)
 
 
-def projections(decoder: Decoder) -> list[Projection]:
-    """List the projections of a decoder, layer by layer."""
-    return [projection for _, found in _by_block(decoder) for projection in found]
-
-
-def _by_block(decoder: Decoder) -> Iterator[tuple[Block, list[Projection]]]:
-    for layer, block in enumerate(decoder.blocks()):
-        found = []
-        for role in ROLES:
-            part = "attention" if role in ("q", "k", "v", "g", "o") else "feed_forward"
-            module = block.get_submodule(part)._modules.get(f"{role}_proj")
-            if module is not None:
-                found.append(Projection(role, layer, f"{part}.{role}_proj", module))
-        yield block, found
-
-
 def _slots(projection: Projection, state: ScalingState, inputs: dict[str, Slot]) -> tuple[Slot, Slot, Slot]:
     prefix, shared = f"layers.{projection.layer}.", _INPUTS[projection.role]
     if shared not in inputs:
@@ -154,21 +134,12 @@ def _slots(projection: Projection, state: ScalingState, inputs: dict[str, Slot])
     return inputs[shared], weight, gradient
 
 
-def _switch(module: nn.Module, place: Place) -> None:
-    if type(module) is not nn.Linear or "bias" in dict(module.named_parameters()):
-        raise ValueError(
-            f"{place.state.names[place.weight.column]} belongs to a {type(module).__name__}; FP8 replaces "
-            "torch.nn.Linear without bias, so build the decoder without a linear class of its own"
-        )
-    module.__class__ = ScaledLinear
-    cast(ScaledLinear, module).bind(place)
-
-
 def _make_products(backend: str) -> Products:
     if backend == "auto":
         backend = "scaled_mm" if has_fp8_units() else "reference"
     if backend not in _PRODUCTS:
-        raise ValueError(f"backend={backend!r} is unknown; choose one of auto, {', '.join(_PRODUCTS)}")
+        names = ", ".join(("auto", *_PRODUCTS, "transformer_engine"))
+        raise ValueError(f"backend={backend!r} is unknown; choose one of {names}")
     return _PRODUCTS[backend]()
 
 
@@ -180,3 +151,10 @@ def _check(decoder: Decoder, table: HighPrecision) -> None:
         raise ValueError(
             "the decoder is sharded already; call precision.apply before apply_tensor_parallel and fully_shard"
         )
+    for projection in projections(decoder):
+        module = projection.module
+        if type(module) is not nn.Linear or "bias" in dict(module.named_parameters()):
+            raise ValueError(
+                f"layers.{projection.layer}.{projection.name} is a {type(module).__name__}; FP8 replaces "
+                "torch.nn.Linear without bias, so build the decoder without a linear class of its own"
+            )

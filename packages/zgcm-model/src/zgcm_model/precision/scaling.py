@@ -66,6 +66,7 @@ class ScalingState(nn.Module):
 
     Args:
         recipe: how scales follow the amaxes.
+        backend: name of what multiplies.
 
     Attributes:
         names: one per tensor, in column order.
@@ -83,9 +84,10 @@ class ScalingState(nn.Module):
     pending: Tensor
     probe: Tensor
 
-    def __init__(self, recipe: DelayedScaling) -> None:
+    def __init__(self, recipe: DelayedScaling, backend: str) -> None:
         super().__init__()
         self.recipe = recipe
+        self.backend = backend
         self.names: list[str] = []
         self.observer: Observer | None = None
         self.sharded = False

@@ -5,9 +5,9 @@ from typing import NamedTuple
 from torch import nn
 
 from zgcm_model.decoder import Decoder
-from zgcm_model.precision.injection import is_applied, projections, scaling_state
-from zgcm_model.precision.linear import ScaledLinear
+from zgcm_model.precision.injection import is_applied, scaling_state
 from zgcm_model.precision.recipe import ROLES
+from zgcm_model.precision.roles import projections
 
 HIGH = "high precision"
 _NEVER = ("embedding", "norms", "attention core", "head")
@@ -48,11 +48,11 @@ def describe(decoder: Decoder) -> list[PrecisionRow]:
 
 
 def _format(decoder: Decoder, module: nn.Module) -> str:
-    if not is_applied(decoder) or not isinstance(module, ScaledLinear):
+    if not is_applied(decoder) or type(module) is nn.Linear:
         return HIGH
-    recipe = scaling_state(decoder).recipe
-    formats = "E4M3" if recipe.format == "e4m3" else "E4M3 forward, E5M2 gradients"
-    return f"FP8 {formats} ({module.place.products.name})"
+    state = scaling_state(decoder)
+    formats = "E4M3" if state.recipe.format == "e4m3" else "E4M3 forward, E5M2 gradients"
+    return f"FP8 {formats} ({state.backend})"
 
 
 def _ranges(indices: list[int]) -> str:
