@@ -39,7 +39,7 @@ def collect_block_outputs(decoder: Decoder) -> Iterator[list[Tensor]]:
     those that the next layer keeps anyway, so they cost no memory as long as the caller drops the list.
 
     Args:
-        decoder: sharded or not.
+        decoder: sharded or not; not a pipeline stage, which runs several micro-batches at once.
 
     Yields:
         A list that holds the residual stream [B, T, D] after each layer once the decoder has run. Under sequence

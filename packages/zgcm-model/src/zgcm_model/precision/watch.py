@@ -74,8 +74,8 @@ class NumericsSample:
         "threshold"}``.
 
         Args:
-            group: ranks that saw other parts of the same tensors: counts add up, amaxes are the largest. Every
-                rank of it must call. None for this rank alone.
+            group: ranks that saw the same tensors or other parts of them, such as the replicas of a pipeline stage:
+                counts add up, amaxes are the largest. Every rank of it must call. None for this rank alone.
 
         Returns:
             Records in the order in which tensors were first seen; empty when the step was not sampled.
@@ -220,7 +220,6 @@ class NumericsWatch:
 
         Yields:
             The sample, filled when the passes have run; its records are empty if the step is not due.
-
         """
         sample = NumericsSample(step, self._threshold)
         state = scaling_state(self._decoder) if is_applied(self._decoder) else None
@@ -238,8 +237,10 @@ class NumericsWatch:
 
 @contextmanager
 def _watching(decoder: Decoder, state: ScalingState | None, sample: NumericsSample) -> Iterator[None]:
+    # By name: a pipeline stage holds some layers, under their numbers in the whole model.
     handles = [
-        block.register_forward_hook(_Reader(sample, layer)) for layer, block in enumerate(decoder.blocks())
+        block.register_forward_hook(_Reader(sample, int(name)))
+        for name, block in decoder.layers.named_children()
     ]
     if state is not None:
         state.observer = sample.tensor
