@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from zgcm_model import Decoder
+from zgcm_testing import run_ranks
 from zgcm_testing.tiny_runs import tiny_recipe
 from zgcm_train import Hook, Recipe, Trainer, run_recipe, verify_run
 from zgcm_train.assembly import build_decoder, build_optimizer
@@ -246,6 +247,33 @@ def test_a_save_behind_training_holds_the_weights_of_its_own_step(data: Path, tm
     for step in (4, 8, 12):
         name = Path("checkpoints") / f"step-{step:09d}" / "tensors" / "__0_0.distcp"
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "reference" / name).read_bytes(), step
+
+
+def train(rank: int, world: int, recipe: Recipe, folder: Path) -> None:
+    run_recipe(recipe, folder)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_save_behind_training_what_they_save_while_it_waits(
+    data: Path, tmp_path: Path, world: int
+) -> None:
+    for name, asynchronous in (("waiting", False), ("background", True)):
+        recipe = tiny_recipe(
+            data,
+            data={"global_batch": 6, "micro_batch": 1},
+            parallel={"dp_shard": world},
+            checkpoint={"interval": 2, "keep": 9, "asynchronous": asynchronous},
+        )
+        run_ranks(train, world, recipe, tmp_path / name)
+    for step in (2, 4, 6, 12):
+        one, two = (tensors_of(tmp_path / name, step) for name in ("waiting", "background"))
+        assert {p.name for p in one.iterdir()} == {p.name for p in two.iterdir()}
+        for shard in one.glob("*.distcp"):
+            assert shard.read_bytes() == (two / shard.name).read_bytes(), (step, shard.name)
+
+
+def tensors_of(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"step-{step:09d}" / "tensors"
 
 
 def kept(asynchronous: bool) -> CheckpointSection:

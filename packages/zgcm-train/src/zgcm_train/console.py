@@ -27,7 +27,8 @@ def train_line(record: dict[str, Any], total: int) -> str:
     return (
         f"step {record['step']:>{len(str(total))}}/{total}  {record['stage']}  loss {record['loss']:.4f}  "
         f"norm {record['grad_norm']:.3f}  lr {record['learning_rate']:.2e}  {short_count(record['tokens'])} tokens  "
-        f"{short_count(record['tokens_per_second'])} tok/s  {record['model_tflops']:.3f} TFLOP/s  "
+        f"{short_count(record['tokens_per_second_per_device'])} tok/s/device  {record['model_tflops']:.3f} TFLOP/s "
+        f"({record['model_tflops_if_all_full']:.3f} all-global)  "
         f"{record['peak_memory_bytes'] / 2**30:.1f} GiB  {short_time(record['seconds_left'])} left"
     )
 

@@ -113,6 +113,7 @@ class MetricsHook(Hook):
             "loss_tokens": progress.loss_tokens,
             "skipped": progress.skipped,
             "tokens_per_second": rate,
+            "tokens_per_second_per_device": per_device,
             "model_tflops": per_device * flops.total / 1e12,
             "model_tflops_if_all_full": per_device * flops.total_if_all_full / 1e12,
             "seconds": self._seconds,
