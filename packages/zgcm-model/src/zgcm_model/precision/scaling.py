@@ -139,10 +139,10 @@ class ScalingState(nn.Module):
             slot: whose scale is used.
 
         Returns:
-            FP8 values, of the same shape.
+            FP8 values, of the same shape and contiguous, whatever the strides of the values.
         """
         scale = self.scale[slot.column]
-        rounded = quantize(values, scale, slot.dtype)
+        rounded = quantize(values, scale, slot.dtype).contiguous()
         if self.observer is not None:
             self.observer(self.names[slot.column], values.detach(), rounded, scale)
         return rounded
