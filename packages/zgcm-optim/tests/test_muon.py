@@ -128,6 +128,49 @@ def test_a_number_of_blocks_equals_that_many_matrices(dim: int) -> None:
     )
 
 
+def test_a_fused_gate_and_up_projection_is_whole_unless_it_is_cut() -> None:
+    fused = parameters([(12, 5)])[0]
+    start, halves = fused.detach().clone(), [nn.Parameter(part.clone()) for part in fused.detach().chunk(2)]
+    fused.grad = torch.randn(12, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for half, gradient in zip(halves, fused.grad.chunk(2), strict=True):
+        half.grad = gradient.clone()
+    Muon([{"params": [fused], "blocks": (6, 6)}], 0.1, dtype=torch.float64).step()
+    Muon(halves, 0.1, dtype=torch.float64).step()
+    apart = torch.cat([half.detach() for half in halves])
+    torch.testing.assert_close(fused.detach(), apart, atol=1e-12, rtol=0)
+    whole = nn.Parameter(start)
+    whole.grad = fused.grad
+    Muon([whole], 0.1, dtype=torch.float64).step()
+    assert (whole.detach() - apart).abs().max() > 1e-3
+
+
+def test_a_spectral_rate_equals_five_times_itself_matched_to_adamw() -> None:
+    spectral, matched = parameters([(6, 9), (9, 4)]), parameters([(6, 9), (9, 4)])
+    one = Muon(spectral, 2e-4, weight_decay=0.5)
+    other = Muon(matched, 1e-3, weight_decay=0.1, scale="match_rms_adamw")
+    for step in range(3):
+        set_gradients(spectral, step)
+        set_gradients(matched, step)
+        one.step()
+        other.step()
+    torch.testing.assert_close(
+        [p.detach() for p in spectral], [p.detach() for p in matched], atol=1e-12, rtol=0
+    )
+
+
+def test_adam_without_a_fused_kernel_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, apart = parameters([(7,), (3, 5)]), parameters([(7,), (3, 5)])
+    one, other = (Muon([{"params": params, "algorithm": "adam"}], 0.02) for params in (fused, apart))
+    for step in range(3):
+        set_gradients(fused, step)
+        set_gradients(apart, step)
+        one.step()
+        with monkeypatch.context() as patch:
+            patch.setattr("zgcm_optim.adam._FUSED", ())
+            other.step()
+    torch.testing.assert_close([p.detach() for p in fused], [p.detach() for p in apart], atol=1e-12, rtol=0)
+
+
 def test_gated_and_ungated_layouts_live_in_one_optimizer() -> None:
     gated, ungated = parameters([(20, 6)]), parameters([(12, 6)])
     groups = [{"params": gated, "blocks": (4, 4, 1, 1)}, {"params": ungated, "blocks": (4, 1, 1)}]

@@ -336,6 +336,39 @@ def test_exchanges_are_under_way_while_other_matrices_are_computed() -> None:
         assert calls.index(("_orthogonalize", number + 1)) < calls.index(("_apply", number))
 
 
+def run_part(rank: int, world: int) -> list[int]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    part, used = mesh["tp"], []
+    if rank >= 2:
+        return used
+    exchange_, reduce_ = dist.all_to_all_single, dist.all_reduce
+
+    def recorded(original: Any) -> Any:
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            used.append(dist.get_process_group_ranks(kwargs["group"]))
+            return original(*args, **kwargs)
+
+        return collective
+
+    params = [nn.Parameter(distribute_tensor(m, part, [Shard(0)], src_data_rank=None)) for m in matrices(0)]
+    dist.all_to_all_single, dist.all_reduce = recorded(exchange_), recorded(reduce_)
+    for way in ("gather", "gram"):
+        optimizer = Muon(params, 0.1, tensor_parallel=way)
+        for parameter, gradient in zip(params, matrices(1), strict=True):
+            parameter.grad = distribute_tensor(gradient, part, [Shard(0)], src_data_rank=None)
+        optimizer.step()
+    dist.all_to_all_single, dist.all_reduce = exchange_, reduce_
+    return used
+
+
+def test_only_the_ranks_of_the_mesh_take_part_and_nothing_is_global() -> None:
+    used = run_ranks(run_part, 4)
+    assert used[0]
+    assert used[0] == used[1] == [[0, 1]] * len(used[0])
+    assert not used[2]
+    assert not used[3]
+
+
 # --- saving at one number of ranks and loading at another ------------------------------------------------------
 
 
