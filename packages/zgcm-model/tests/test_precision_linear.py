@@ -131,6 +131,20 @@ def test_a_frozen_weight_or_input_gets_no_gradient(toy):
     assert linear.weight.grad is not None
 
 
+def test_a_gradient_of_any_strides_gives_the_same_numbers(toy):
+    linear = (
+        initialize(precision.apply(Decoder(toy), RECIPE, backend="scaled_mm"), 1).layers[0].attention.q_proj
+    )
+    grad, x = torch.randn(64, 20).t(), torch.randn(32, 20).t()
+    state, grads = linear.place.state, []
+    for make in (torch.Tensor.contiguous, lambda strided: strided):
+        linear.weight.grad = None
+        linear(make(x)).backward(make(grad))
+        grads.append(linear.weight.grad)
+    assert torch.equal(*grads)
+    assert state.quantize(grad, linear.place.gradient).is_contiguous()
+
+
 def test_transposed_is_contiguous():
     matrix = adversarial(5, 7, E4M3)
     turned = transposed(matrix)

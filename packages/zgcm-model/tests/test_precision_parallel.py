@@ -1,5 +1,7 @@
 """FP8 under FSDP2, tensor and context parallelism equals one process."""
 
+import functools
+
 import pytest
 import torch
 import torch._dynamo  # once here, or every forked rank imports it again
@@ -8,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 from zgcm_model import Decoder, ModelConfig, initialize, load_weights, precision, save_pretrained
 from zgcm_model.parallel import apply_context_parallel, apply_tensor_parallel, shard_sequence
@@ -39,12 +42,17 @@ class CountingAllGather:
         return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
-def build(config=CONFIG, *, shard=None, fp8_gather=False, tensor=None, sequence=True, table=None, sent=None):
+def build(
+    shard=None, *, fp8_gather=False, tensor=None, sequence=True, table=None, sent=None, recompute=False
+):
     with torch.device("meta"):
-        decoder = Decoder(config)
+        decoder = Decoder(CONFIG)
     precision.apply(decoder, RECIPE, high_precision=table)
     if tensor is not None:
         apply_tensor_parallel(decoder, tensor, sequence)
+    for block in decoder.layers if recompute else ():
+        again = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        object.__setattr__(block, "forward", again)
     if fp8_gather:
         precision.gather_in_fp8(decoder)
     if shard is not None:
@@ -180,6 +188,23 @@ def test_a_gather_in_fp8_leaves_files_checkpoints_and_high_precision_alone(tmp_p
 
 def state_names(state):
     return set(state)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_gather_in_fp8_with_recomputed_layers(world):
+    def rank_main(rank, world):
+        mesh, results = init_device_mesh("cpu", (world,)), []
+        for fp8_gather, again in ((False, False), (True, False), (True, True)):
+            decoder = build(shard=mesh, fp8_gather=fp8_gather, recompute=again)
+            losses = train(decoder, group=dist.group.WORLD, cut=lambda ids: ids[rank::world])
+            results.append(outcome(decoder, losses))
+        return results
+
+    for first, *others in run_ranks(rank_main, world):
+        for other in others:
+            assert torch.equal(other[0], first[0])
+            assert all(torch.equal(other[1][name], first[1][name]) for name in first[1])
+            assert all(torch.equal(other[2][name], first[2][name]) for name in first[2])
 
 
 def test_a_sharded_gather_needs_a_group_and_the_right_order():
