@@ -221,7 +221,7 @@ class Pipeline:
         """
         self.decoder, self.options = decoder, options
         self.group: ProcessGroup = mesh.get_group()
-        self._loss_tokens, self._total = 1, torch.zeros((), dtype=torch.float64)
+        self._loss_tokens, self._total = 1, self._zero()
         place, (rows, length) = decoder.place, options.shape
         whole = torch.empty(rows, length, decoder.config.hidden_size, device="meta")
         between = whole[:, : length // place.split]
@@ -250,7 +250,7 @@ class Pipeline:
         Returns:
             float64 sum of the token losses of this rank's rows on the last stage, 0 on the others.
         """
-        self._loss_tokens, self._total = max(loss_tokens, 1), torch.zeros((), dtype=torch.float64)
+        self._loss_tokens, self._total = max(loss_tokens, 1), self._zero()
         place = self.decoder.place
         keywords: dict[str, Any] = {
             "compute": self.options.compute,
@@ -261,10 +261,13 @@ class Pipeline:
         self.schedule.step(*inputs, target=labels if place.last else None, return_outputs=False, **keywords)
         return self._total
 
+    def _zero(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self.options.device)
+
     def _loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         with autocast(hidden.device, self.options.compute):
             loss_sum, _ = self.decoder.lm_terms(hidden, labels, labels != NOT_COUNTED)
-        self._total += loss_sum.detach().double().cpu()
+        self._total += loss_sum.detach()
         # Divided by the global count, not the local one: means of unequal parts must not be averaged.
         return loss_sum / self._loss_tokens
 

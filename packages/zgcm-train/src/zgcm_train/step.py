@@ -167,13 +167,14 @@ def accumulate_gradients(
         total = _summed(settings.pipeline.accumulate(read, loss_tokens), settings)
         dist.all_reduce(total, group=settings.pipeline.group)
         return float(total)
-    total = torch.zeros((), dtype=torch.float64)
+    # On the device, which nothing waits for before the update is computed.
+    total = torch.zeros((), dtype=torch.float64, device=settings.device)
     for index, batch in enumerate(batches):
         _choose_reductions(decoder, index == len(batches) - 1, settings)
         loss_sum, objective = loss_terms(decoder, batch, settings)
         # Divided by the global count, not the local one: means of unequal parts must not be averaged.
         (objective / max(loss_tokens, 1)).backward()
-        total += loss_sum.detach().double().cpu()
+        total += loss_sum.detach()
     return float(_summed(total, settings))
 
 
