@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from zgcm_optim.costs import choose_tensor_parallel
 from zgcm_optim.exchange import Exchange, Shared, whole_operations
+from zgcm_optim.gram import carrier
 from zgcm_optim.gram_exchange import GramExchange, Joint, tensor_cut
 from zgcm_optim.layout import cuts_first, dim_of
 from zgcm_optim.ownership import OwnershipPlan
@@ -93,7 +94,9 @@ class Distribution:
             return spread
         cut = tensor_cut(spread, parameter.dtype.itemsize + rule.iteration.dtype.itemsize)
         cost = whole_operations(spread.matrix, rule, parameter.device.type)
-        if choose_tensor_parallel(cut, cost, len(rule.iteration.triples)) == "gram":
+        triples, body = rule.iteration.triples, rule.iteration.dtype
+        weight = carrier(triples, body).itemsize / body.itemsize
+        if choose_tensor_parallel(cut, cost, len(triples), weight) == "gram":
             return spread
         return self._layouts.of(parameter, ())
 
