@@ -82,8 +82,8 @@ class _Region:
                 "FP8; use neither recomputation nor pipeline stages with it, or take scaled_mm"
             )
 
-    def leave(self, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
-        """Close it (a forward hook that runs after errors too)."""
+    def leave(self, module: nn.Module, args: tuple[Any, ...], out: Tensor | None) -> None:
+        """Close it (a forward hook that runs after errors too, without a result then)."""
         if self._open:
             self._open.pop().__exit__(None, None, None)
 
