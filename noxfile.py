@@ -11,7 +11,7 @@ import nox
 
 ROOT = Path(__file__).parent
 PACKAGES = ("optim", "model", "data", "eval", "train")
-MEASURED = ("optim", "model", "data", "eval")
+MEASURED = ("optim", "model", "data", "eval", "train")
 COMMANDS = ("data", "eval", "train")
 CONSTRAINTS = ROOT / "constraints.txt"
 TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
@@ -110,6 +110,13 @@ def dali(session: nox.Session) -> None:
     """Test the loader beside NVIDIA DALI's and Megatron's own readers; no GPU is needed."""
     install(session, *TEST_TOOLS, f"{ROOT}/packages/zgcm-data[prepare,dali]", "megatron-core")
     pytest(session, "packages/zgcm-data/tests/online/dali", "packages/zgcm-data/tests/online/megatron_core")
+
+
+@nox.session
+def cluster(session: nox.Session) -> None:
+    """Build data on a local Ray cluster and from an object store that the tests start."""
+    install(session, *TEST_TOOLS, f"{ROOT}/packages/zgcm-data[prepare,ray]", "moto[server]", "boto3")
+    pytest(session, "packages/zgcm-data/tests/offline/cluster")
 
 
 @nox.session

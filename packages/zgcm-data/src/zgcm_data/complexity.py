@@ -124,10 +124,30 @@ def frequency_table(frame: Any) -> dict[str, int]:
     Returns:
         Word to count.
     """
-    column = engine.daft().col
-    words = frame.select(column("words").alias("word")).explode("word").where(column("word").not_null())
-    table = words.groupby("word").agg(column("word").count().alias("count")).to_pydict()
+    kind, column = engine.daft().DataType, engine.daft().col
+    pair = kind.struct({"word": kind.string(), "count": kind.int64()})
+    counts = engine.function(kind.list(pair))(counted_together)(column("words"))
+    pairs = frame.select(counts.alias("pair")).explode("pair").where(column("pair").not_null())
+    pairs = pairs.select(*(column("pair").get(name).alias(name) for name in ("word", "count")))
+    table = pairs.groupby("word").agg(column("count").sum()).to_pydict()
     return dict(zip(table["word"], table["count"], strict=True))
+
+
+def counted_together(words: Any) -> Any:
+    """Count the words of a batch of documents, so that the words themselves need not be kept until the end.
+
+    Args:
+        words: A Daft column of lists of words.
+
+    Returns:
+        An Arrow column of lists of (word, count): all pairs in the first row, none in the others.
+    """
+    pyarrow = engine.arrow()
+    found = pyarrow.compute.value_counts(words.to_arrow().flatten())
+    pairs = pyarrow.StructArray.from_arrays([found.field("values"), found.field("counts")], ["word", "count"])
+    offsets = np.full(len(words) + 1, len(pairs), np.int64)
+    offsets[0] = 0
+    return pyarrow.LargeListArray.from_arrays(offsets, pairs)
 
 
 def score_frame(frame: Any, counts: Mapping[str, int], out: Path) -> Scale:

@@ -13,6 +13,7 @@ from typing import Any
 
 from zgcm_data.records import keyed_hash
 
+PART_BYTES = 32_000_000
 MISSING = '{name} is needed to prepare data; install it with: pip install "zgcm-data[prepare]"'
 
 
@@ -38,7 +39,8 @@ def daft() -> Any:
         import daft as module
     except (ImportError, OSError) as error:
         raise ImportError(MISSING.format(name="daft")) from error
-    module.set_execution_config(default_morsel_size=8192, maintain_order=False)
+    scans = max(1, (os.cpu_count() or 1) // 2)
+    module.set_execution_config(default_morsel_size=8192, maintain_order=False, scantask_max_parallel=scans)
     return module
 
 
@@ -105,13 +107,51 @@ def write(frame: Any, path: Path) -> None:
         frame: A Daft data frame.
         path: The folder; replaced if it exists.
     """
-    pyarrow = arrow()
-    temporary = fresh_folder(path)
     schema = frame.schema().to_pyarrow_schema()
-    with pyarrow.parquet.ParquetWriter(temporary / "part-000000.parquet", schema) as writer:
+    with FolderWriter(path, schema) as writer:
         for batch in frame.to_arrow_iter():
-            writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
-    replace_folder(temporary, path)
+            writer.write(batch.cast(schema) if batch.schema != schema else batch)
+
+
+class FolderWriter:
+    """Writes a parquet folder in parts, all or nothing.
+
+    A part is what a reader of the folder holds in memory at a time, so parts are small.
+
+    Args:
+        path: The folder; replaced if it exists.
+        schema: Arrow schema.
+    """
+
+    def __init__(self, path: Path, schema: Any) -> None:
+        self._path, self._schema = path, schema
+        self._temporary = fresh_folder(path)
+        self._number = self._bytes = 0
+        self._part = self._open()
+
+    def _open(self) -> Any:
+        return arrow().parquet.ParquetWriter(
+            self._temporary / f"part-{self._number:06d}.parquet", self._schema
+        )
+
+    def write(self, rows: Any) -> None:
+        """Write an Arrow table or batch."""
+        if self._bytes >= PART_BYTES:
+            self._part.close()
+            self._number, self._bytes = self._number + 1, 0
+            self._part = self._open()
+        self._part.write(rows)
+        self._bytes += rows.nbytes
+
+    def __enter__(self) -> "FolderWriter":
+        """Start."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Put the folder in its place, unless something failed."""
+        self._part.close()
+        if kind is None:
+            replace_folder(self._temporary, self._path)
 
 
 def rows(frame: Any) -> list[dict[str, Any]]:

@@ -142,22 +142,20 @@ def environment() -> dict[str, Any]:
 def write_records(records: Iterator[Record], target: Path, tell: Any) -> None:
     """Write records as a parquet folder, a few megabytes at a time."""
     pyarrow = engine.arrow()
-    temporary = engine.fresh_folder(target)
     schema = pyarrow.schema([(name, pyarrow.large_string()) for name in INPUTS])
     batch: list[Record] = []
     size = total = 0
-    with pyarrow.parquet.ParquetWriter(temporary / "part-000000.parquet", schema) as writer:
+    with engine.FolderWriter(target, schema) as writer:
         for record in records:
             batch.append(record)
             size += len(record.text)
             if size >= BATCH_BYTES:
-                writer.write_table(record_table(batch, schema))
+                writer.write(record_table(batch, schema))
                 total += size
                 batch, size = [], 0
                 tell(0.5, f"{total / 1e6:.0f} million characters")
         if batch:
-            writer.write_table(record_table(batch, schema))
-    engine.replace_folder(temporary, target)
+            writer.write(record_table(batch, schema))
 
 
 def record_table(records: list[Record], schema: Any) -> Any:
