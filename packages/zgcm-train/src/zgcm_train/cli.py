@@ -131,19 +131,37 @@ def launch(
 
 
 @app.command()
-def plan(recipe: RecipeArgument, settings: SetOption = [], json_output: JsonOption = False) -> None:  # noqa: B006
+def plan(
+    recipe: RecipeArgument,
+    settings: SetOption = [],  # noqa: B006
+    assembly: Annotated[
+        bool, typer.Option(help="Assemble some ranks with tensors that have shapes only: memory and traffic.")
+    ] = True,
+    json_output: JsonOption = False,
+) -> None:
     """Print what a recipe will do before anything is started: tokens, updates, parameters, FLOPs, precision, warnings.
+
+    The first, a middle and the last rank are assembled on this machine and make one update without memory for their
+    tensors, which takes about a minute for a mesh of hundreds of devices.
 
     Example: zgcm-train plan zgcm-1
     """
     from zgcm_train.plan import make_plan
     from zgcm_train.recipe_file import load_recipe
 
-    result = make_plan(load_recipe(recipe, settings))
+    checked = load_recipe(recipe, settings)
+    result = make_plan(checked, _measured(checked) if assembly else ())
     if json_output:
         _print_json(result.as_dict())
     else:
         result.print(Console())
+
+
+def _measured(recipe: Any) -> Any:
+    from zgcm_train.scale import measure_ranks
+
+    err = Console(stderr=True)
+    return measure_ranks(recipe, tell=lambda rank: err.print(f"assembling rank {rank}", highlight=False))
 
 
 @app.command()
@@ -214,6 +232,45 @@ def recipes(
         _print_json(recipe_names())
     else:
         typer.echo("\n".join(recipe_names()))
+
+
+@app.command("import-env")
+def import_env(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Env files, one per stage, in their order.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write the recipe there instead of printing it."),
+    ] = None,
+    allow_unknown: Annotated[
+        bool, typer.Option("--allow-unknown", help="Report unknown variables instead of refusing them.")
+    ] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Turn env files of the published launcher into a recipe, with a report on every variable.
+
+    The files are read, never run. Settings that contradict each other are refused, all at once.
+
+    Example: zgcm-train import-env 01_pretrain.env 02_pretrain.env --out recipe.toml
+    """
+    import os
+
+    from zgcm_train.files import write_atomic
+    from zgcm_train.interchange import import_env_files
+
+    imported = import_env_files(files, os.environ, allow_unknown=allow_unknown)
+    if out is not None:
+        write_atomic(out, imported.text())
+    if json_output:
+        _print_json(imported.as_dict())
+        return
+    if out is None:
+        typer.echo(imported.text(), nl=False)
+    table = Table("file", "variable", "what became of it", "recipe key, or why")
+    for key in imported.keys:
+        table.add_row(key.file, key.key, key.status, key.detail)
+    Console(stderr=out is None).print(table)
 
 
 def _print_json(value: Any) -> None:

@@ -1,5 +1,6 @@
 """What a recipe will do, computed before anything is started."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +10,8 @@ from rich.table import Table
 from zgcm_model import flops_per_token
 from zgcm_train.config import Recipe
 from zgcm_train.header import mesh_text, precision_lines
+from zgcm_train.scale.measure import RankMeasure
+from zgcm_train.scale.tables import print_ranks
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Plan:
         flops_per_token_if_all_full: the common count that charges every layer as global, to compare with others'.
         flops_total: of the whole run, from that count.
         flops_six_n_d: the common estimate 6 x parameters x tokens, for comparison only.
+        ranks: memory and traffic of some ranks, where they were measured.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Plan:
     mesh: str
     precision: tuple[str, ...]
     warnings: tuple[str, ...]
+    ranks: tuple[RankMeasure, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -75,12 +80,18 @@ class Plan:
             f"({self.flops_per_token_if_all_full / 1e9:.3f} if every layer were counted as global); "
             f"{self.flops_total:.4g} FLOP in all (6ND would say {self.flops_six_n_d:.4g})"
         )
+        print_ranks(self.ranks, console)
         for line in (*self.precision, *(f"warning: {w}" for w in self.warnings)):
             console.print(line, soft_wrap=True, highlight=False)
 
 
-def make_plan(recipe: Recipe) -> Plan:
-    """Compute the budget of a recipe; nothing is allocated and no file is read."""
+def make_plan(recipe: Recipe, ranks: Sequence[RankMeasure] = ()) -> Plan:
+    """Compute the budget of a recipe; nothing is allocated and no file is read.
+
+    Args:
+        recipe: the effective recipe.
+        ranks: what ``zgcm_train.scale.measure_ranks`` found out about some ranks, to be shown with it.
+    """
     architecture, data = recipe.model.architecture(), recipe.data
     stages = tuple(_stage_plan(recipe, number) for number in range(len(recipe.stage)))
     tokens, parameters = sum(s.tokens for s in stages), architecture.num_parameters()
@@ -99,7 +110,8 @@ def make_plan(recipe: Recipe) -> Plan:
         devices=recipe.parallel.devices,
         mesh=mesh_text(recipe),
         precision=tuple(precision_lines(recipe)),
-        warnings=tuple(_warnings(recipe)),
+        warnings=(*_warnings(recipe), *_measure_warnings(recipe, ranks)),
+        ranks=tuple(ranks),
     )
 
 
@@ -127,3 +139,16 @@ def _warnings(recipe: Recipe) -> list[str]:
             f'optimizer.sharded "blockwise" makes the update depend on parallel.tp {recipe.parallel.tp}'
         )
     return found
+
+
+def _measure_warnings(recipe: Recipe, ranks: Sequence[RankMeasure]) -> list[str]:
+    if not ranks or recipe.precision.fp8 == "off":
+        return []
+    return [
+        f"memory and traffic were measured in {recipe.precision.compute} instead of FP8"
+        + (
+            ", and weights gathered in float32, four times the bytes"
+            if recipe.precision.gather == "fp8"
+            else ""
+        )
+    ]
