@@ -1,11 +1,14 @@
 """A run in FP8: learns as one in BF16, goes on bit by bit, spreads over ranks, and is never switched by accident."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
+from zgcm_model import precision
 from zgcm_testing import run_ranks
 from zgcm_testing.tiny_runs import tiny_recipe
 from zgcm_train import Hook, Recipe, Trainer, run_recipe, verify_run
@@ -19,9 +22,9 @@ from zgcm_train.mesh import Layout
 FP8 = {"compute": "bfloat16", "fp8": "hybrid", "amax_history_len": 4, "backend": "reference"}
 
 
-def recipe_for(data: Path, precision: dict[str, Any], parallel: dict[str, int] | None = None) -> Recipe:
+def recipe_for(data: Path, formats: dict[str, Any], parallel: dict[str, int] | None = None) -> Recipe:
     shapes = {"global_batch": 8, "micro_batch": 1}
-    return tiny_recipe(data, data=shapes, precision=precision, parallel=parallel or {})
+    return tiny_recipe(data, data=shapes, precision=formats, parallel=parallel or {})
 
 
 def losses(folder: Path) -> list[float]:
@@ -150,3 +153,19 @@ def test_weights_gathered_in_fp8_give_the_same_losses(data: Path, tmp_path: Path
         run_ranks(train, 2, recipe, tmp_path / gather)
     assert losses(tmp_path / "fp8") == losses(tmp_path / "float32")
     assert all(check.passed for check in verify_run(tmp_path / "fp8"))
+
+
+def test_compiled_layers_share_their_programs(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    deep = tiny_recipe(data).model.model_dump(exclude_none=True) | {"num_layers": 13, "kernel": "banded"}
+    sums = []
+    for compile_ in (False, True):
+        recipe = tiny_recipe(data, model=deep | {"compile": compile_}, precision=FP8 | {"compute": "float32"})
+        decoder = build_decoder(recipe, torch.device("cpu"), Layout())
+        for _ in range(2):
+            decoder(torch.arange(32)[None]).square().sum().backward()
+            precision.update_scales(decoder)
+        sums.append(precision.scaling_state(decoder).amax_history.sum().item())
+    assert sums[1] == pytest.approx(sums[0], rel=1e-3)
+    assert 2 <= counter.frame_count <= 4  # window layers and global ones, not one for each of thirteen

@@ -96,6 +96,11 @@ def compile_layers(decoder: Decoder) -> None:
 
     Only what a layer computes is compiled: recomputation and FSDP's hooks come around it.
     """
+    if precision.is_applied(decoder):
+        # The places of a layer's tensors among the common scales are integers of its own. As constants they would make
+        # a program per layer, until the compiler gives up and the rest runs uncompiled.
+        torch._dynamo.config.allow_unspec_int_on_nn_module = True
+        torch.compiler.config.dynamic_sources = r".*column"
     for block in decoder.blocks():
         object.__setattr__(block, "forward", torch.compile(block.forward))
 
