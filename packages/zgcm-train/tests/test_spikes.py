@@ -81,7 +81,10 @@ def test_stop_ends_the_run_before_the_update(data: Path, tmp_path: Path) -> None
     ) as caught:
         run_recipe(watchful(data, "stop"), tmp_path, hooks=[Spike(5)])
     assert caught.value.exit_code == 5
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-000000002", "step-000000004"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
+        "step-000000002",
+        "step-000000004",
+    ]
 
 
 def test_spikes_in_a_row_end_the_run_as_updates_that_are_not_finite_do(data: Path, tmp_path: Path) -> None:
