@@ -141,7 +141,7 @@ def plan(
 ) -> None:
     """Print what a recipe will do before anything is started: tokens, updates, parameters, FLOPs, precision, warnings.
 
-    The first, a middle and the last rank are assembled on this machine and make one update without memory for their
+    The first and the last rank are assembled on this machine and make one update without memory for their
     tensors, which takes about a minute for a mesh of hundreds of devices.
 
     Example: zgcm-train plan zgcm-1
