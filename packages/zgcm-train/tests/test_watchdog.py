@@ -85,6 +85,7 @@ def alive(folder: Path) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_killed_and_the_run_goes_on_as_undisturbed(data: Path, tmp_path: Path) -> None:
     stages = [{"name": "only", "data": str(data / "stage1"), "updates": 40}]
     values = watched(data, 15.0).model_dump(mode="json", exclude_none=True) | {"stage": stages}
@@ -99,9 +100,7 @@ def test_a_stopped_rank_is_killed_and_the_run_goes_on_as_undisturbed(data: Path,
         time.sleep(0.01)
     os.kill(alive(run)[1], signal.SIGSTOP)
     _, errors = process.communicate(timeout=300)
-    if process.returncode:
-        # Ranks may fail to find each other again until the restarts are used up; the same command then goes on.
-        subprocess.run(command, check=True, env=environment, timeout=300, capture_output=True)
+    assert process.returncode == 0, errors
     assert "rank 1 gave no sign of life" in errors
     run_ranks(train, 2, load_recipe(recipe, ["parallel.hang_timeout=0"]), tmp_path / "undisturbed")
     losses = [

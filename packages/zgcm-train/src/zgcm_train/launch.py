@@ -1,6 +1,7 @@
 """Start a run on many processes with torchrun, after the recipe has been checked against them."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,10 @@ from zgcm_train.mesh import refuse_misfit
 from zgcm_train.process import LAST_ERROR
 from zgcm_train.recipe_file import load_recipe
 from zgcm_train.stage_data import open_stage
+
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""A store of its own for every start. torchrun would keep one over all restarts, with the addresses that the ranks
+before had left in it, where the ranks of the next start then look for each other."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def launch(source: str, folder: Path, settings: Sequence[str], machines: Machine
     command = torchrun_command(recipe, machines, ["run", source, "--out", str(folder), *_options(settings)])
     error = folder / LAST_ERROR
     error.unlink(missing_ok=True)
-    code = subprocess.run(command, check=False).returncode
+    code = subprocess.run(command, check=False, env=os.environ | FRESH_STORE).returncode
     if code and error.exists():
         return int(json.loads(error.read_text(encoding="utf-8"))["exit_code"])
     return code
