@@ -86,6 +86,7 @@ def train(rank: int, world: int, recipe: Recipe, folder: Path) -> None:
     run_recipe(recipe, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parallel", [{"dp_shard": 2}, {"tp": 2}, {"cp": 2}, {"pp": 2}, {"dp_replicate": 3}], ids=str
 )

@@ -31,6 +31,8 @@ from zgcm_testing.layouts import (
 from zgcm_train.checkpoint import Checkpoint
 from zgcm_train.checkpoint.folder import open_checkpoint
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS: dict[str, dict[str, Any]] = {
     "alone": {},
     "dp2": {"dp_replicate": 2},

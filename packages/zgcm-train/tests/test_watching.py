@@ -115,6 +115,7 @@ def test_the_penalty_on_outliers_is_learned_from_but_not_shown(
     assert losses(tmp_path / "far") == pytest.approx(losses(plain), abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parallel", [{"dp_shard": 2}, {"tp": 2}, {"cp": 2}, {"tp": 2, "sequence_parallel": False}]
 )
