@@ -7,22 +7,25 @@ from zgcm_train.report.parts import section, table
 from zgcm_train.report.records import RunRecords
 
 TITLES = {
-    "loss_spike": "loss spike",
-    "not_finite": "not finite",
-    "save_failed": "save failed",
+    "loss_spike": "Loss spike",
+    "not_finite": "Not finite",
+    "save_failed": "Save failed",
     "fp8_saturation": "FP8 saturation",
-    "hang": "hang",
+    "hang": "Hang",
 }
 
 
 def events(records: RunRecords) -> str:
-    """Return the table of what went wrong; empty for a run without events."""
+    """Return the list of what went wrong; empty for a run without events."""
     if not records.events:
         return ""
-    rows = [
-        [TITLES[e["event"]], f"{e['step']:,}" if "step" in e else "", e["message"]] for e in records.events
-    ]
-    return section("Events", table(["event", "update", "what happened"], rows, text=3))
+    items = "".join(f"<li>{html.escape(_sentence(event))}</li>" for event in records.events)
+    return section("Events", f"<ul>{items}</ul>")
+
+
+def _sentence(event: dict[str, Any]) -> str:
+    place = f", update {event['step']:,}" if "step" in event else ""
+    return f"{TITLES[event['event']]}{place}: {event['message']}"
 
 
 def switches(records: RunRecords) -> str:
