@@ -39,6 +39,7 @@ def metrics(out: Path) -> list[dict[str, Any]]:
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     measured = (
         "tokens_per_second",
+        "tokens_per_second_per_device",
         "model_tflops",
         "model_tflops_if_all_full",
         "seconds",
