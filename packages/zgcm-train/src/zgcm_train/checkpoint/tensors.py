@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
-from zgcm_model.precision import is_applied, is_state_name
+from zgcm_model.precision import find_switch, is_applied, is_state_name
 from zgcm_train.checkpoint.folder import Checkpoint, folder_name, seal
 from zgcm_train.checkpoint.progress import Identity, Progress, dump_state
 from zgcm_train.errors import CheckpointError, explain_os_error, find_os_error
@@ -166,14 +166,14 @@ def _named_state(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any
 
 
 def _switches_precision(saved: dict[str, Any], model: nn.Module, place: str, allowed: bool) -> bool:
-    switch = any(map(_is_scale, saved)) != is_applied(model)
-    if switch and not allowed:
-        was, now = ("without", "with") if is_applied(model) else ("with", "without")
+    switch = find_switch((name.removeprefix("model.") for name in saved), model)
+    if switch != "none" and not allowed:
+        was, now = ("without", "with") if switch == "to_fp8" else ("with", "without")
         raise CheckpointError(
             f"{place} was made {was} FP8 and the recipe trains {now} it; restore precision.fp8, or set "
             "precision.allow_switch to true if the switch is meant."
         )
-    return switch
+    return switch != "none"
 
 
 def _is_scale(name: str) -> bool:
