@@ -8,13 +8,25 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from zgcm_testing import run_ranks
 from zgcm_testing.tiny_runs import tiny_recipe
 from zgcm_train import Recipe, dump_recipe, load_recipe, run_recipe, verify_run
+from zgcm_train.assembly import build_decoder
+from zgcm_train.checkpoint import load_checkpoint, newest_complete
 from zgcm_train.errors import ConfigurationError
 from zgcm_train.files import read_json_lines
 from zgcm_train.launch import Machines, launch, torchrun_command
+from zgcm_train.mesh import Layout
+
+
+def weights(folder: Path, data: Path) -> list[torch.Tensor]:
+    checkpoint, _ = newest_complete(folder / "checkpoints")
+    assert checkpoint is not None
+    decoder = build_decoder(tiny_recipe(data), torch.device("cpu"), Layout())
+    load_checkpoint(checkpoint, decoder, None)
+    return [parameter.detach() for parameter in decoder.parameters()]
 
 
 def two_processes(data: Path) -> Recipe:
@@ -50,14 +62,15 @@ def workers(folder: Path) -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the ranks through /proc")
 @pytest.mark.slow
-def test_a_killed_rank_is_restarted_and_nothing_differs(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sign", ["step-*", ".step-*.tmp"], ids=["while training", "while saving"])
+def test_a_killed_rank_is_restarted_and_nothing_differs(data: Path, tmp_path: Path, sign: str) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(dump_recipe(two_processes(data)))
     command = [sys.executable, "-m", "zgcm_train", "launch", str(recipe), "--out", str(tmp_path / "run")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    while process.poll() is None and not list((tmp_path / "run" / "checkpoints").glob("step-*")):
-        time.sleep(0.01)
+    while process.poll() is None and not list((tmp_path / "run" / "checkpoints").glob(sign)):
+        time.sleep(0.001)
     victim = max(workers(tmp_path / "run"))
     os.kill(victim, signal.SIGKILL)
     _, errors = process.communicate(timeout=300)
@@ -65,6 +78,8 @@ def test_a_killed_rank_is_restarted_and_nothing_differs(data: Path, tmp_path: Pa
     assert "passed over" not in errors
     run_ranks(undisturbed, 2, load_recipe(recipe), tmp_path / "undisturbed")
     assert losses(tmp_path / "run") == losses(tmp_path / "undisturbed")
+    for ours, theirs in zip(*(weights(tmp_path / f, data) for f in ("run", "undisturbed")), strict=True):
+        assert torch.equal(ours, theirs)
     assert all(check.passed for check in verify_run(tmp_path / "run"))
 
 
