@@ -17,6 +17,7 @@ with length. A document of fewer than 50 words gets the median diversity, one wi
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ METRIC = "zgcm-lexical-complexity/1"
 PARTS = ("rarity", "word_length", "sentence_length", "diversity")
 WEIGHTS = {"rarity": 0.4, "word_length": 0.2, "sentence_length": 0.2, "diversity": 0.2}
 SEGMENT = 50
+PAIRS_AT_ONCE = 6_000_000
 WORD = r"[\p{Han}\p{Hiragana}\p{Katakana}]|[\p{L}--[\p{Han}\p{Hiragana}\p{Katakana}]]+"
 SENTENCE_END = r"[.!?](?:\s|$)|[。！？]|\n\s*\n"
 
@@ -115,22 +117,39 @@ def words_frame(frame: Any) -> Any:
     return frame.select("id", words.alias("words"), ends.alias("sentences"))
 
 
-def frequency_table(frame: Any) -> dict[str, int]:
+def frequency_table(frame: Any, scratch: Path, *, most: int = PAIRS_AT_ONCE) -> dict[str, int]:
     """Count the words of ``frame`` (see ``words_frame``).
+
+    The counts of single batches go to disk first: a part of the words is then summed at a time, so that memory
+    grows with the number of different words and not with the corpus.
 
     Args:
         frame: A lazy frame.
+        scratch: A folder for these counts, removed at the end.
+        most: Pairs of a word and its count in one batch that are summed at a time.
 
     Returns:
         Word to count.
     """
+    column = engine.daft().col
+    engine.write(counted_words(frame), scratch)
+    parts = -(-engine.read(scratch).count_rows() // most)
+    result: dict[str, int] = {}
+    for part in range(parts):
+        pairs = engine.read(scratch).where(column("word").hash() % parts == part)
+        table = pairs.groupby("word").agg(column("count").sum()).to_pydict()
+        result.update(zip(table["word"], table["count"], strict=True))
+    shutil.rmtree(scratch)
+    return result
+
+
+def counted_words(frame: Any) -> Any:
+    """Return (word, count), a word once for each batch of documents that holds it, as a Daft plan."""
     kind, column = engine.daft().DataType, engine.daft().col
     pair = kind.struct({"word": kind.string(), "count": kind.int64()})
-    counts = engine.function(kind.list(pair))(counted_together)(column("words"))
+    counts = engine.function(kind.list(pair), batch=4096)(counted_together)(column("words"))
     pairs = frame.select(counts.alias("pair")).explode("pair").where(column("pair").not_null())
-    pairs = pairs.select(*(column("pair").get(name).alias(name) for name in ("word", "count")))
-    table = pairs.groupby("word").agg(column("count").sum()).to_pydict()
-    return dict(zip(table["word"], table["count"], strict=True))
+    return pairs.select(*(column("pair").get(name).alias(name) for name in ("word", "count")))
 
 
 def counted_together(words: Any) -> Any:

@@ -1,10 +1,12 @@
 import random
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zgcm_data import engine
-from zgcm_data.complexity import PARTS, Scale, measure
+from zgcm_data.complexity import PARTS, Scale, frequency_table, measure, words_frame
 from zgcm_data.curriculum import choose, curriculum_order, describe, shuffle_order, without_outliers
 from zgcm_data.mixture import capacity, largest_remainder, source_quotas
 from zgcm_data.records import CorpusError
@@ -37,6 +39,20 @@ def available(frame: Any) -> dict[tuple[str, str], int]:
         key = (row["category"], row["source"])
         result[key] = result.get(key, 0) + row["tokens"] + 1
     return result
+
+
+def test_the_frequency_table_is_the_same_in_one_part_or_in_many(tmp_path: Path) -> None:
+    random_ = random.Random(2)
+    texts = [
+        " ".join(random_.choices(["ab", "cde", "Cde", "fgh", "数据", "x"], k=random_.randint(0, 90)))
+        for _ in range(70)
+    ]
+    frame = words_frame(engine.daft().from_pydict({"id": [str(n) for n in range(len(texts))], "text": texts}))
+    expected = Counter(word for text in texts for word in text.lower().replace("数据", "数 据").split())
+    for most in (10**6, 3, 1):
+        assert frequency_table(frame, tmp_path / "scratch", most=most) == expected
+    assert not list(tmp_path.iterdir())
+    assert frequency_table(frame.where(engine.daft().lit(False)), tmp_path / "scratch") == {}
 
 
 def test_largest_remainder_sums_exactly_and_breaks_ties_by_name() -> None:

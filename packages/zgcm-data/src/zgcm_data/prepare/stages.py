@@ -26,7 +26,7 @@ def score(steps: Steps, heldout: dict[str, Any]) -> dict[str, Any]:
         pool = engine.read(steps.work / "pool").where(~column("category").is_in(list(APART))).select("id")
         texts = engine.read(steps.work / "clean").select("id", "text").join(pool, on="id", how="semi")
         frame = words_frame(texts)
-        counts = frequency_table(frame)
+        counts = frequency_table(frame, steps.work / ".words")
         tell(0.5, f"{len(counts):,} different words")
         scale = score_frame(frame, counts, scores)
         save_scale(scale, scale_file)

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -136,26 +137,42 @@ def write_tokens(stream: Iterator[Any], encoder: DocumentEncoder, folder: Path, 
     table: dict[str, list[Any]] = {name: [] for name in ("id", "source", "category", "start", "tokens")}
     position = 0
     with (folder / "ids.bin").open("wb") as file:
-        for batch in stream:
-            for part in pieces(batch):
-                names, categories, found = (
-                    part.column(name).to_pylist() for name in ("id", "category", "text")
-                )
-                for ids in encoder.encode(names, categories, found):
-                    file.write(ids.astype("<u4").tobytes())
-                    table["start"].append(position)
-                    table["tokens"].append(len(ids))
-                    position += len(ids)
-                for name in ("id", "source", "category"):
-                    table[name] += part.column(name).to_pylist()
-                tell(len(table["id"]))
+        for part, encoded in ahead(stream, encoder):
+            for ids in encoded:
+                file.write(ids.astype("<u4", copy=False).data)
+                table["start"].append(position)
+                table["tokens"].append(len(ids))
+                position += len(ids)
+            for name in ("id", "source", "category"):
+                table[name] += part.column(name).to_pylist()
+            tell(len(table["id"]))
     pyarrow.parquet.write_table(pyarrow.table(table), folder / "part-000000.parquet")
     return position
 
 
+def ahead(stream: Iterator[Any], encoder: DocumentEncoder) -> Iterator[tuple[Any, list[NDArray[np.uint32]]]]:
+    """Yield pieces of a stream with their tokens; the next piece is encoded while the last one is used."""
+
+    def encode(part: Any) -> list[NDArray[np.uint32]]:
+        return encoder.encode(*(part.column(name).to_pylist() for name in ("id", "category", "text")))
+
+    with ThreadPoolExecutor(1) as thread:
+        before: tuple[Any, Future[list[NDArray[np.uint32]]]] | None = None
+        for batch in stream:
+            for part in pieces(batch):
+                following = part, thread.submit(encode, part)
+                if before:
+                    yield before[0], before[1].result()
+                before = following
+        if before:
+            yield before[0], before[1].result()
+
+
 def pieces(batch: Any) -> Iterator[Any]:
     """Cut a batch so that no piece holds much more than a few million characters."""
-    lengths = np.cumsum([len(text) for text in batch.column("text").to_pylist()])
+    lengths = np.cumsum(
+        engine.arrow().compute.utf8_length(batch.column("text")).to_numpy(zero_copy_only=False)
+    )
     start = 0
     while start < len(lengths):
         base = int(lengths[start - 1]) if start else 0
