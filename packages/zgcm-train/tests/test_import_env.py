@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from zgcm_testing.tiny_runs import EOS, VOCABULARY, write_byte_tokenizer
 from zgcm_train import load_recipe, make_plan
 from zgcm_train.cli import main
 from zgcm_train.errors import ConfigurationError, MissingSettingError, PathError
+from zgcm_train.files import sha256_file
 from zgcm_train.interchange import import_env_files
+from zgcm_train.interchange.datasets import ELSEWHERE, FACTS
 from zgcm_train.interchange.env_file import read_env_file
 
 OUTSIDE = {"SHARED_STORAGE_ROOT": "/share"}
@@ -227,6 +230,37 @@ def test_whatever_is_more_than_a_value_is_refused(
 def test_values_are_expanded_as_a_shell_does(tmp_path: Path, text: str, value: str) -> None:
     (path,) = write(tmp_path, one=text + "\n")
     assert read_env_file(path, {"B": "out", "EMPTY": ""})["A"].value == value
+
+
+def test_facts_of_a_megatron_dataset_come_from_its_tokenizer(tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path / "tokenizer.json")
+    outside = {"SHARED_STORAGE_ROOT": str(tmp_path), "TOKENIZER_PATH": str(tmp_path)}
+    imported = import_env_files(write(tmp_path, one=FIRST), outside)
+    data = imported.recipe.data
+    assert (data.megatron_vocab_size, data.megatron_eos_id) == (VOCABULARY, EOS)
+    assert data.megatron_tokenizer_sha256 == sha256_file(tmp_path / "tokenizer.json")
+    told = {key.key: (key.status, key.detail) for key in imported.keys}
+    assert told["TOKENIZER_PATH"] == ("mapped", FACTS)
+    assert told["REAL_DATA_PREFIX"] == ("mapped", "stage.data")
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    with pytest.raises(ConfigurationError, match=r"TOKENIZER_PATH=.* has no token '<\|end\|>'"):
+        import_env_files(write(tmp_path, one=FIRST), outside)
+
+
+def test_a_dataset_that_says_all_itself_or_lies_elsewhere_sets_no_facts(tmp_path: Path) -> None:
+    outside = {"SHARED_STORAGE_ROOT": str(tmp_path)}
+    elsewhere = import_env_files(write(tmp_path, one=FIRST), outside)
+    assert elsewhere.recipe.data.megatron_vocab_size is None
+    assert {key.key: key.detail for key in elsewhere.keys}["REAL_DATA_PREFIX"] == ELSEWHERE
+    (tmp_path / "first.bin").write_bytes(b"")
+    with pytest.raises(
+        ConfigurationError, match=r"first\.zgcm\.json, and TOKENIZER_PATH=.*zgcm-data describe"
+    ):
+        import_env_files(write(tmp_path, one=FIRST), outside)
+    (tmp_path / "first.zgcm.json").write_text("{}")
+    described = import_env_files(write(tmp_path, one=FIRST), outside)
+    assert described.recipe.data.megatron_vocab_size is None
+    assert {key.key: key.detail for key in described.keys}["REAL_DATA_PREFIX"] == "stage.data"
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -46,6 +46,12 @@ class VerificationError(ZgcmError):
     exit_code = 6
 
 
+class MeetingError(ZgcmError):
+    """Some ranks of a run did not come, or did not join the others; torchrun starts all of them again."""
+
+    exit_code = 1  # what torchrun itself returns for ranks that failed, and the watchdog for ranks that hang
+
+
 class InterruptedRunError(ZgcmError):
     """The run was asked to stop; what it had done is saved."""
 

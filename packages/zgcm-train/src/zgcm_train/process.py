@@ -10,10 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from torch._C._distributed_c10d import Store
 
 from zgcm_train.console import evaluation_line, progress_console, train_line
 from zgcm_train.errors import ZgcmError
 from zgcm_train.files import write_atomic
+from zgcm_train.meeting import meet, place_of_torchrun
 from zgcm_train.processes import is_main
 from zgcm_train.recipe_file import load_recipe
 from zgcm_train.report import write_report
@@ -36,7 +38,7 @@ def run_process(recipe_source: str, folder: Path, settings: Sequence[str], *, ac
     """
     recipe = load_recipe(recipe_source, settings)
     console = progress_console()
-    join_torchrun(recipe.parallel.hang_timeout)
+    join_torchrun(recipe.parallel.hang_timeout, recipe.parallel.meet_timeout)
     try:
         run_recipe(
             recipe,
@@ -61,18 +63,33 @@ def _leave_note(folder: Path, error: ZgcmError) -> None:
         write_atomic(folder / LAST_ERROR, json.dumps(note) + "\n")
 
 
-def join_torchrun(hang_timeout: float = 0.0) -> None:
+def join_torchrun(hang_timeout: float = 0.0, meet_timeout: float = 600.0) -> None:
     """Join the process group that torchrun describes in the environment, if it does.
 
     Args:
         hang_timeout: seconds after which the watchdog ends the run; a collective gives up later than that.
+        meet_timeout: seconds for all ranks to come, and again for all to join.
+
+    Raises:
+        MeetingError: some ranks did not come.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    patience = timedelta(seconds=max(1800.0, 2 * hang_timeout))
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=patience)
+    place, patience = place_of_torchrun(), timedelta(seconds=max(1800.0, 2 * hang_timeout))
+
+    def join(store: Store) -> None:
+        store.set_timeout(patience)
+        dist.init_process_group(
+            "nccl" if torch.cuda.is_available() else "gloo",
+            store=store,
+            rank=place.rank,
+            world_size=place.world,
+            timeout=patience,
+        )
+
+    meet(place, meet_timeout, join)
 
 
 def print_event(console: Console, kind: str, value: Any, total: int) -> None:

@@ -55,13 +55,13 @@ def run_recipe(
         ZgcmError: what went wrong, by kind; everything finished is kept.
     """
     tell = observe if observe is not None and is_main() else _silent
-    if is_main():
-        prepare_folder(folder, recipe, accept_changes=accept_changes)
-        remove_unfinished(folder / "checkpoints")
-    barrier()
     watchdog = WatchdogHook(folder, recipe.parallel.hang_timeout)
-    watchdog.start()
     try:
+        watchdog.start()
+        if is_main():
+            prepare_folder(folder, recipe, accept_changes=accept_changes)
+            remove_unfinished(folder / "checkpoints")
+        barrier()
         return _train_stages(recipe, folder, tell, [watchdog, *hooks])
     except OSError as error:
         raise explain_os_error(error, f"training in {folder}") from error

@@ -170,6 +170,8 @@ class ParallelSection(Section):
     hang_timeout: NonNegative = (
         1800.0  # seconds in one phase of an update that end a run of many ranks; 0: never
     )
+    # Seconds for all ranks to come, and again for all to join the process group.
+    meet_timeout: PositiveFloat = 600.0
     # "last" holds a whole float32 gradient per device until the update's last micro-batch; "every" holds a shard.
     gradient_sync: Literal["last", "every"] = "last"
     prefetch: Count = 1  # layers whose weights FSDP gathers ahead of their use

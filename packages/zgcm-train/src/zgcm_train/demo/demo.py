@@ -17,6 +17,7 @@ from zgcm_data.records import CorpusError
 from zgcm_train.config import Recipe
 from zgcm_train.console import short_time
 from zgcm_train.demo.display import DemoDisplay
+from zgcm_train.demo.origin import check_origin
 from zgcm_train.errors import ConfigurationError, PathError, explain_os_error
 from zgcm_train.files import write_atomic
 from zgcm_train.recipe_file import check_recipe, load_recipe
@@ -83,7 +84,7 @@ def run_demo(out: Path, *, minutes: float = BUDGET_MINUTES, corpus: Path | None 
 
     Raises:
         PathError: the corpus or the folder is missing or wrong, or the disk is full.
-        ConfigurationError: ``out`` holds a demo with other settings.
+        ConfigurationError: ``out`` holds a demo with other settings, or one that trained on text which is another now.
     """
     started, out = time.perf_counter(), out.absolute()
     plan = demo_recipe(out, minutes)
@@ -116,15 +117,18 @@ def prepare(out: Path, settings: dict[str, Any]) -> None:
     """Make the folder, or check that it holds a demo with the same settings.
 
     Raises:
-        ConfigurationError: it holds another demo.
-        PathError: it cannot be written.
+        ConfigurationError: it holds another demo, or has trained on text that is another now.
+        PathError: it cannot be written, or the corpus cannot be read.
     """
     file = out / "demo.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
         if file.exists() and (old := json.loads(file.read_text(encoding="utf-8"))) != settings:
             raise ConfigurationError(f"{out} holds a demo with {old}, not {settings}; choose another --out.")
+        check_origin(out, None if settings["corpus"] is None else Path(settings["corpus"]))
         write_atomic(file, json.dumps(settings) + "\n")
+    except CorpusError as error:
+        raise PathError(str(error)) from error
     except OSError as error:
         raise explain_os_error(error, f"preparing the folder {out}") from error
 

@@ -1,12 +1,13 @@
 """Turn the published launcher's env files into a recipe: one stage per file, every variable accounted for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zgcm_train.config import Recipe
 from zgcm_train.errors import ConfigurationError, MissingSettingError
+from zgcm_train.interchange.datasets import dataset_values
 from zgcm_train.interchange.env_file import Assignment, read_env_file
 from zgcm_train.interchange.keys import JOINT, PRESET, Fixed, LeftOut, Mapped, rules
 from zgcm_train.interchange.stages import joint_values
@@ -88,8 +89,10 @@ def import_env_files(
     for path in files:
         read = read_env_file(path, environment)
         single = _Single(path.name, problems)
-        found = single.values(read) | joint_values(path.name, read, stages, problems)
-        reports += [single.report(assignment, found) for assignment in read.values()]
+        facts, notes = dataset_values(path.name, read, problems)
+        found = single.values(read) | joint_values(path.name, read, stages, problems) | facts
+        told = (single.report(assignment, found) for assignment in read.values())
+        reports += [replace(r, status="mapped", detail=notes[r.key]) if r.key in notes else r for r in told]
         stages.append({name[6:]: found.pop(name) for name in list(found) if name.startswith("stage.")})
         _merge(values, found, path.name, problems)
     unknown = [r for r in reports if r.status == "unknown"]
