@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from zgcm_data.prepare.earlier import exclude_earlier
 from zgcm_data.prepare.heldout import decontaminate, hold_out
 from zgcm_data.prepare.ingest import clean, deduplicate, ingest
 from zgcm_data.prepare.midtrain import order_length_stage
@@ -20,7 +21,8 @@ __all__ = ["BuildError", "BuildResult", "build"]
 FORMAT = "zgcm-build/1"
 Results = dict[str, dict[str, Any]]
 Action = Callable[[], dict[str, Any]]
-BEFORE = ("read", "clean", "dedup", "decontaminate", "heldout", "tokenizer")
+BEFORE = ("read", "clean", "dedup", "decontaminate")
+THEN = ("heldout", "tokenizer")
 AFTER = ("unigram", "report")
 PRETRAINING = ("stage1", "stage2")
 
@@ -99,7 +101,8 @@ def step_names(recipe: BuildRecipe) -> list[str]:
     """Return the steps of a recipe in their order."""
     names = [suffix(name) for name in set_names(recipe)]
     middle = ["tokenize"] if recipe.midtrain.stages else ["score", "tokenize"]
-    return [*BEFORE, *middle, *(f"order-{n}" for n in names), *(f"pack-{n}" for n in names), *AFTER]
+    before = [*BEFORE, *(["earlier"] if recipe.exclude_builds else []), *THEN]
+    return [*before, *middle, *(f"order-{n}" for n in names), *(f"pack-{n}" for n in names), *AFTER]
 
 
 def run_until(steps: Steps, recipe: BuildRecipe, last: str = AFTER[-1]) -> Results:
@@ -119,7 +122,8 @@ def run_until(steps: Steps, recipe: BuildRecipe, last: str = AFTER[-1]) -> Resul
         "clean": lambda: clean(steps, recipe, done["read"]),
         "dedup": lambda: deduplicate(steps, recipe, done["clean"]),
         "decontaminate": lambda: decontaminate(steps, recipe, done["dedup"]),
-        "heldout": lambda: hold_out(steps, recipe, done["decontaminate"]),
+        "earlier": lambda: exclude_earlier(steps, recipe, done["decontaminate"]),
+        "heldout": lambda: hold_out(steps, recipe, done.get("earlier", done["decontaminate"])),
         "tokenizer": lambda: make_tokenizer(steps, recipe, done["heldout"]),
         "tokenize": lambda: tokenize(steps, recipe, done["heldout"], done["tokenizer"]),
         "unigram": lambda: unigram_baseline(steps, recipe, counted(recipe, done)),
@@ -168,7 +172,9 @@ def packing(steps: Steps, recipe: BuildRecipe, stage: LengthStageRecipe, done: R
 
 def bound(recipe: BuildRecipe, done: Results) -> dict[str, str]:
     """Return the digests that the next shard set is bound to."""
-    return {"heldout": done["heldout"]["digest"]} | set_digests(recipe, done)
+    earlier = done.get("earlier", {}).get("digests", {})
+    before = {f"earlier {name}": value for name, value in earlier.items()}
+    return before | {"heldout": done["heldout"]["digest"]} | set_digests(recipe, done)
 
 
 def set_digests(recipe: BuildRecipe, done: Results) -> dict[str, str]:
@@ -193,7 +199,7 @@ def summarize(recipe: BuildRecipe, done: Results) -> dict[str, Any]:
         "format": FORMAT,
         "recipe": settings_of(recipe),
         "funnel": {
-            name: plain[name] for name in ("read", "clean", "dedup", "decontaminate", "heldout", "tokenize")
+            name: plain[name] for name in (*BEFORE, "earlier", "heldout", "tokenize") if name in plain
         },
         "score": plain.get("score", {}),
         "stages": {name: plain[f"order-{suffix(name)}"] for name in set_names(recipe)},
@@ -211,6 +217,7 @@ def settings_of(recipe: BuildRecipe) -> dict[str, Any]:
     for dataset in settings["input"]["datasets"].values():
         dataset["path"] = Path(dataset["path"]).name
     settings["decontaminate"]["paths"] = [Path(path).name for path in recipe.decontaminate.paths]
+    settings["exclude_builds"] = [Path(path).name for path in recipe.exclude_builds]
     settings["tokenizer"]["path"] = Path(recipe.tokenizer.path).name
     return settings
 

@@ -9,12 +9,16 @@ The complexity orders natural-language text. Code, math and LaTeX stand apart: e
 own (keyed hash) and spread evenly along stage 1 by tokens.
 
 A document of stage 1 stands at the middle of its tokens in the running total of its stream, divided by the
-total of the stream: so after any stretch each stream has given its share, to within half of its longest
-document.
+total of the stream: so any stretch holds each stream's share to within about its longest document;
+``share_error`` measures how closely.
 """
 
+import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from zgcm_data import engine
 from zgcm_data.complexity import METRIC
@@ -47,8 +51,6 @@ def without_outliers(scores: Any, low: float, high: float) -> tuple[Any, dict[st
         The frame that stays, and the scores at the two quantiles.
     """
     column = engine.daft().col
-    import numpy as np
-
     values = np.array(scores.where(column("score").not_null()).select("score").to_pydict()["score"])
     if len(values) == 0:
         return scores.where(engine.daft().lit(False)), {"low": 0.0, "high": 0.0}
@@ -66,7 +68,8 @@ def choose(pool: Any, quotas: Mapping[tuple[str, str], int], seed: str, max_epoc
     The last document of a source is cut where the quota ends (``take`` counts its end-of-document token).
 
     Args:
-        pool: Frame (id, category, source, tokens), ``tokens`` without the end-of-document token.
+        pool: Frame (id, document, category, source, tokens), ``tokens`` without the end-of-document token; the
+            parts of one ``document`` are chosen one after another.
         quotas: (category, source) to tokens.
         seed: Key of the choice.
         max_epochs: How often each document of a category may be used.
@@ -83,7 +86,7 @@ def choose(pool: Any, quotas: Mapping[tuple[str, str], int], seed: str, max_epoc
         }
     )
     joined = pool.join(wanted, on=["category", "source"])
-    joined = joined.with_column("place", engine.keyed(column("id"), seed))
+    joined = joined.with_column("place", engine.keyed(column("document"), seed))
     repeated = joined.with_column("epoch", lit(0))
     for epoch in range(1, max(max_epochs.values(), default=1)):
         again = [category for category, limit in max_epochs.items() if limit > epoch]
@@ -112,7 +115,7 @@ def cut_to_quota(frame: Any) -> Any:
         .otherwise(column("size"))
     )
     frame = frame.with_column("take", take.cast(engine.daft().DataType.int64()))
-    return frame.select("id", "category", "source", "tokens", "epoch", "take")
+    return frame.select("id", "document", "category", "source", "tokens", "epoch", "take")
 
 
 def curriculum_order(chosen: Any, scores: Any, seed: str) -> Any:
@@ -132,7 +135,7 @@ def curriculum_order(chosen: Any, scores: Any, seed: str) -> Any:
     frame = chosen.join(scores.select("id", "score"), on="id", how="left")
     frame = frame.with_column("stream", when(apart, column("category")).otherwise(lit(ORDERED)))
     frame = frame.with_column("rank", when(apart, lit(0.0)).otherwise(column("score").fill_null(0.0)))
-    frame = frame.with_column("place", engine.keyed(column("id"), seed))
+    frame = frame.with_column("place", engine.keyed(column("document"), seed))
     until = engine.running_sum(column("take"), partition=("stream",), order=("rank", "place", "id", "epoch"))
     totals = chosen_totals(frame)
     frame = frame.with_column("until", until).join(totals, on="stream")
@@ -168,3 +171,29 @@ def numbered(frame: Any, keys: list[str]) -> Any:
 def chosen_totals(frame: Any) -> Any:
     """Return the tokens of each stream."""
     return frame.groupby("stream").agg(engine.daft().col("take").sum().alias("total"))
+
+
+def share_error(order: Path) -> dict[str, int]:
+    """Return by how many tokens the share of each stream is missed at most, over all stretches of an order.
+
+    Args:
+        order: A folder of ``curriculum_order``.
+
+    Returns:
+        Stream to tokens, rounded up: no stretch of whole documents holds more or fewer of the stream than its
+        share of the stretch by more than that.
+    """
+    totals = {row["stream"]: row["total"] for row in engine.rows(chosen_totals(engine.read(order)))}
+    every = sum(totals.values())
+    given, done = dict.fromkeys(totals, 0), 0
+    low, high = dict.fromkeys(totals, 0.0), dict.fromkeys(totals, 0.0)
+    for batch in engine.batches(order, ("stream", "take"), size=65_536):
+        streams, take = batch.column("stream").to_numpy(zero_copy_only=False), batch.column("take").to_numpy()
+        until = done + np.cumsum(take)
+        for name, total in totals.items():
+            ours = given[name] + np.cumsum(np.where(streams == name, take, 0))
+            ahead = ours - until * (total / every)
+            low[name], high[name] = min(low[name], float(ahead.min())), max(high[name], float(ahead.max()))
+            given[name] = int(ours[-1])
+        done = int(until[-1])
+    return {name: math.ceil(high[name] - low[name]) for name in sorted(totals)}

@@ -46,7 +46,7 @@ def assign_length_stages(
     """Choose the documents of every stage.
 
     Args:
-        pool: Frame (id, category, source, tokens).
+        pool: Frame (id, document, category, source, tokens).
         stages: In the order in which they are trained.
         seed: Key of the choice.
         bounds: Upper bounds of the bands, ascending.
@@ -63,14 +63,14 @@ def assign_length_stages(
     result = {}
     for stage in stages:
         quotas = band_quotas(stage, rest, bounds)
-        banded = rest.select("id", column("band").alias("source"), "tokens")
+        banded = rest.select("id", "document", column("band").alias("source"), "tokens")
         banded = banded.with_column("category", engine.daft().lit("all"))
         chosen = choose(
             banded, {("all", str(bound)): quota for bound, quota in quotas.items()}, f"length:{seed}", {}
         )
-        named = chosen.select("id", column("source").alias("band"), "tokens", "take")
+        named = chosen.select("id", "document", column("source").alias("band"), "tokens", "take")
         result[stage.name] = named.join(pool.select("id", "source", "category"), on="id").sort("id").collect()
-        rest = rest.join(named.select("id"), on="id", how="anti").collect()
+        rest = rest.join(named.select("document"), on="document", how="anti").collect()
     return result
 
 

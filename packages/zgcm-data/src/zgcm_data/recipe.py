@@ -27,6 +27,7 @@ from zgcm_data.sections import (
 from zgcm_data.tables import parse_section, require
 
 STAGE_NAME = re.compile(r"(?!stage|work$|corpus$|heldout$)[a-z0-9][a-z0-9_-]*")
+SHORTEST_PART = 16
 STAGE_NAME_TEXT = "lower-case letters, digits and dashes, and no name that a build uses itself"
 
 __all__ = [
@@ -54,13 +55,19 @@ class BuildRecipe:
     Args:
         sequence_length: Tokens per row that are inputs (a row stores one more).
         rows_per_shard: Rows in each shard file.
+        max_document_tokens: Longer documents are cut into equal parts that are documents of their own; 0 leaves
+            them whole. The shares along stage 1 hold the better, the shorter the longest document is.
         packing: ``"concatenate"`` (as published) or ``"best_fit"`` (whole documents first, padding masked).
+        exclude_builds: Folders of earlier builds; what their stages or held-out sets hold, exactly or nearly,
+            leaves this one.
         input: See ``InputRecipe``; likewise the others.
     """
 
     sequence_length: int = 512
     rows_per_shard: int = 1024
+    max_document_tokens: int = 0
     packing: str = "concatenate"
+    exclude_builds: list[str] = field(default_factory=list)
     input: InputRecipe = field(default_factory=InputRecipe)
     clean: CleanRecipe = field(default_factory=CleanRecipe)
     dedup: DedupRecipe = field(default_factory=DedupRecipe)
@@ -145,6 +152,10 @@ def check_recipe(recipe: BuildRecipe) -> None:
         "tokenizer.vocab_size",
         recipe.tokenizer.vocab_size,
         "at least 257",
+    )
+    limit = recipe.max_document_tokens
+    require(
+        limit == 0 or limit >= SHORTEST_PART, "max_document_tokens", limit, f"0 or at least {SHORTEST_PART}"
     )
     require(0 < recipe.dedup.threshold <= 1, "dedup.threshold", recipe.dedup.threshold, "above 0, at most 1")
     cut = recipe.curriculum

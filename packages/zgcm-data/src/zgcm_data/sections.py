@@ -218,7 +218,7 @@ class LengthStageRecipe:
 
 @dataclass(frozen=True)
 class MidtrainRecipe:
-    """Stages of growing length, instead of the two stages of pretraining.
+    """Stages of growing length, instead of the two stages of pretraining (leave those out by ``exclude_builds``).
 
     Args:
         stages: In the order in which they are trained; none means a build for pretraining.

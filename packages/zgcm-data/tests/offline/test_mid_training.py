@@ -26,6 +26,7 @@ def pool() -> Any:
     return engine.daft().from_pydict(
         {
             "id": [f"d{number:03d}" for number in range(len(lengths))],
+            "document": [f"d{number:03d}" for number in range(len(lengths))],
             "category": ["code", "math"] * (len(lengths) // 2),
             "source": ["s"] * len(lengths),
             "tokens": lengths,

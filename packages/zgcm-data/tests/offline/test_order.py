@@ -17,10 +17,11 @@ Rows = list[dict[str, Any]]
 def pool(seed: int = 1, count: int = 400) -> Any:
     random_ = random.Random(seed)
     names = [("code", "c"), ("general_text", "g"), ("general_text", "h"), ("math", "m")]
-    rows: dict[str, list[Any]] = {"id": [], "category": [], "source": [], "tokens": []}
+    rows: dict[str, list[Any]] = {"id": [], "document": [], "category": [], "source": [], "tokens": []}
     for number in range(count):
         category, source = names[number % 4]
         rows["id"].append(f"{source}{number:04d}")
+        rows["document"].append(f"{source}{number:04d}")
         rows["category"].append(category)
         rows["source"].append(source)
         rows["tokens"].append(random_.randint(2, 120))
@@ -98,6 +99,7 @@ def test_d20_extreme_weights_are_met_exactly_or_refused() -> None:
     frame = engine.daft().from_pydict(
         {
             "id": [f"{source}{number}" for source in "ab" for number in range(10)],
+            "document": [f"{source}{number}" for source in "ab" for number in range(10)],
             "category": ["code"] * 10 + ["math"] * 10,
             "source": ["a"] * 10 + ["b"] * 10,
             "tokens": [9] * 20,
@@ -124,7 +126,13 @@ def test_chosen_documents_meet_every_quota_exactly_and_hold_a_token_each(total: 
 
 def test_rest_of_one_token_is_shared_with_the_document_before() -> None:
     frame = engine.daft().from_pydict(
-        {"id": ["a", "b", "c"], "category": ["code"] * 3, "source": ["s"] * 3, "tokens": [9, 9, 9]}
+        {
+            "id": ["a", "b", "c"],
+            "document": ["a", "b", "c"],
+            "category": ["code"] * 3,
+            "source": ["s"] * 3,
+            "tokens": [9, 9, 9],
+        }
     )
     rows = engine.rows(choose(frame, {("code", "s"): 11}, "seed", {}))
     assert sorted(row["take"] for row in rows) == [2, 9]
@@ -132,7 +140,13 @@ def test_rest_of_one_token_is_shared_with_the_document_before() -> None:
 
 def test_epochs_are_used_up_one_after_another() -> None:
     frame = engine.daft().from_pydict(
-        {"id": ["a", "b", "c"], "category": ["math"] * 3, "source": ["s"] * 3, "tokens": [9, 9, 9]}
+        {
+            "id": ["a", "b", "c"],
+            "document": ["a", "b", "c"],
+            "category": ["math"] * 3,
+            "source": ["s"] * 3,
+            "tokens": [9, 9, 9],
+        }
     )
     rows = engine.rows(choose(frame, {("math", "s"): 75}, "seed", {"math": 3}))
     by_epoch = [sum(row["take"] for row in rows if row["epoch"] == epoch) for epoch in range(3)]

@@ -59,6 +59,11 @@ def survivors(steps: Steps) -> Any:
     return engine.read(steps.work / "duplicates").where(engine.daft().col("kind") == "").select("id")
 
 
+def clean_documents(steps: Steps) -> Any:
+    """Return the ids that deduplication keeps and that hold no passage of an evaluation text."""
+    return survivors(steps).join(engine.read(steps.work / "contaminated"), on="id", how="anti")
+
+
 def hold_out(steps: Steps, recipe: BuildRecipe, clean_of: dict[str, Any]) -> dict[str, Any]:
     """Freeze a validation set per domain and list what training must do without because of it.
 
@@ -68,7 +73,7 @@ def hold_out(steps: Steps, recipe: BuildRecipe, clean_of: dict[str, Any]) -> dic
     Args:
         steps: The step runner.
         recipe: The recipe.
-        clean_of: Result of decontamination.
+        clean_of: Result of the step before, decontamination or the exclusion of earlier builds.
 
     Returns:
         Domains, digest and the number of documents left out.
@@ -76,7 +81,9 @@ def hold_out(steps: Steps, recipe: BuildRecipe, clean_of: dict[str, Any]) -> dic
     folder, excluded, pool = steps.out / "heldout", steps.work / "excluded", steps.work / "pool"
 
     def work(tell: Any) -> dict[str, Any]:
-        kept = survivors(steps).join(engine.read(steps.work / "contaminated"), on="id", how="anti")
+        kept = clean_documents(steps)
+        if recipe.exclude_builds:
+            kept = kept.join(engine.read(steps.work / "earlier"), on="id", how="anti")
         documents = (
             trainable(steps, recipe).select("id", "source", "category", "bytes").join(kept, on="id").collect()
         )
@@ -88,10 +95,7 @@ def hold_out(steps: Steps, recipe: BuildRecipe, clean_of: dict[str, Any]) -> dic
         rest = signatures.join(chosen.select("id"), on="id", how="anti")
         engine.write(exclude(rest, reference, recipe.dedup).sort("id"), excluded)
         gone = engine.read(excluded).select("id").concat(chosen.select("id"))
-        window = engine.daft().Window().partition_by("source").order_by("id")
-        left = documents.join(gone, on="id", how="anti")
-        ordinal = engine.daft().functions.row_number().over(window).cast(engine.daft().DataType.int64()) - 1
-        engine.write(left.with_column("ordinal", ordinal).sort("id"), pool)
+        engine.write(documents.join(gone, on="id", how="anti").sort("id"), pool)
         return result | {
             "excluded_near": engine.read(excluded).count_rows(),
             "pool": engine.read(pool).count_rows(),

@@ -36,8 +36,8 @@ def order_length_stage(
     def work(tell: Any) -> dict[str, Any]:
         pool = usable(steps)
         for other in earlier:
-            used = engine.read(steps.work / other.name).select("id")
-            pool = pool.join(used, on="id", how="anti").collect()
+            used = engine.read(steps.work / other.name).select("document")
+            pool = pool.join(used, on="document", how="anti").collect()
         chosen = assign_length_stages(pool, [wish], seed, tuple(recipe.midtrain.bounds))[stage.name]
         chosen = chosen.with_column("epoch", engine.daft().lit(0))
         order = with_ordinals(steps, shuffle_order(chosen, seed))

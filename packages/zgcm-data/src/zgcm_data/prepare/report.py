@@ -101,9 +101,12 @@ def removals(steps: Steps, done: Results) -> str:
         ("duplicates", "Within the corpus; the match is the one that stayed."),
         ("excluded", "Training documents that nearly hold a held-out document."),
         ("cross_stage", "Candidates of stage 2 that stage 1 holds or nearly holds; stage 1 is untouched."),
+        ("earlier", "Documents that an earlier build trains on or holds out; named after its folder."),
         ("contaminated", "Documents that share passages with evaluation texts."),
     ):
         if name == "cross_stage" and "order-2" not in done:  # mid-training uses each document once
+            continue
+        if name == "earlier" and name not in done:
             continue
         found = matches(steps.work / name)
         counts = ", ".join(f"{count:,} {kind}" for kind, count in found["kinds"].items()) or "none"
@@ -123,9 +126,17 @@ def complexity(steps: Steps, done: Results) -> str:
 def along(steps: Steps, done: Results) -> str:
     """Return the shares of categories along every stage."""
     folders = {name: f"stage{name}" if name in ("1", "2") else name for name in stages(done)}
-    return "".join(
+    text = "".join(
         stacked(shares_along(steps.work / folder), (f"start of stage {name}", f"end of stage {name}"))
         for name, folder in folders.items()
+    )
+    missed = done.get("order-1", {}).get("share_error", {})
+    if not missed:
+        return text
+    named = ", ".join(f"{name.replace('_', ' ')} {tokens:,}" for name, tokens in missed.items())
+    return text + note(
+        f"Largest distance of any stretch of stage 1 from its share, in tokens: {named}. A document stays whole, so "
+        "it is about as large as the longest document; max_document_tokens cuts longer ones."
     )
 
 

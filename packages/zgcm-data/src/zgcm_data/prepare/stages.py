@@ -6,7 +6,14 @@ from typing import Any
 
 from zgcm_data import engine
 from zgcm_data.complexity import METRIC, frequency_table, save_scale, score_frame, words_frame
-from zgcm_data.curriculum import APART, choose, curriculum_order, shuffle_order, without_outliers
+from zgcm_data.curriculum import (
+    APART,
+    choose,
+    curriculum_order,
+    share_error,
+    shuffle_order,
+    without_outliers,
+)
 from zgcm_data.dedup import exclude
 from zgcm_data.mixture import capacity, source_quotas
 from zgcm_data.prepare.steps import Steps
@@ -45,7 +52,8 @@ def order_stage_1(
     def work(tell: Any) -> dict[str, Any]:
         pool = usable(steps)
         apart = column("category").is_in(list(APART))
-        natural = pool.where(~apart).select("id").join(engine.read(steps.work / "scores"), on="id")
+        scores = engine.read(steps.work / "scores").select(column("id").alias("document"), "score")
+        natural = pool.where(~apart).select("id", "document").join(scores, on="document")
         cut = recipe.curriculum
         inside, bounds = without_outliers(natural, cut.low_quantile, cut.high_quantile)
         stays = (
@@ -57,12 +65,13 @@ def order_stage_1(
         rows = stage_rows(available, recipe, "stage1")
         quotas = plan(available, stage_tokens(rows, recipe), recipe.stage1, "stage1")
         chosen = choose(stays, quotas, f"stage1:{cut.seed}", recipe.stage1.max_epochs)
-        engine.write(with_ordinals(steps, curriculum_order(chosen, inside, f"curriculum:{cut.seed}")), target)
+        order = with_ordinals(steps, curriculum_order(chosen, inside, f"curriculum:{cut.seed}"))
+        engine.write(order, target)
         outliers = natural.count_rows() - inside.count_rows()
         return (
             summary(rows, quotas, available)
             | {"documents": chosen.count_rows()}
-            | {"outliers": outliers, "bounds": bounds}
+            | {"outliers": outliers, "bounds": bounds, "share_error": share_error(target)}
         )
 
     inputs = {"tokens": tokens["key"], "scores": scored["key"], "stage": asdict(recipe.stage1)}
@@ -79,14 +88,16 @@ def order_stage_2(steps: Steps, recipe: BuildRecipe, stage1: dict[str, Any]) -> 
 
     def work(tell: Any) -> dict[str, Any]:
         pool = usable(steps)
-        first = engine.read(steps.work / "stage1").select("id").distinct().collect()
+        first = engine.read(steps.work / "stage1").select(column("document").alias("id")).distinct().collect()
         signatures = engine.read(steps.work / "signatures")
-        candidates = signatures.join(pool.select("id"), on="id", how="semi").join(first, on="id", how="anti")
+        ours = pool.select(column("document").alias("id"))
+        candidates = signatures.join(ours, on="id", how="semi").join(first, on="id", how="anti")
         matches = exclude(candidates, signatures.join(first, on="id", how="semi"), recipe.dedup)
         engine.write(matches.sort("id"), crossed)
         tell(0.5, "choosing")
         gone = first.concat(matches.select("id"))
-        rest = pool.join(gone, on="id", how="anti").collect()
+        gone = gone.select(column("id").alias("document"))
+        rest = pool.join(gone, on="document", how="anti").collect()
         available = tokens_held(rest)
         rows = stage_rows(available, recipe, "stage2")
         quotas = plan(available, stage_tokens(rows, recipe), recipe.stage2, "stage2")
@@ -107,9 +118,9 @@ def order_stage_2(steps: Steps, recipe: BuildRecipe, stage1: dict[str, Any]) -> 
 
 
 def usable(steps: Steps) -> Any:
-    """Return (id, source, category, tokens) of the documents of two tokens or more."""
+    """Return (id, document, source, category, tokens) of the documents, or their parts, of two tokens or more."""
     column = engine.daft().col
-    frame = engine.read(steps.work / "tokens").select("id", "source", "category", "tokens")
+    frame = engine.read(steps.work / "tokens").select("id", "document", "source", "category", "tokens")
     return frame.where(column("tokens") >= 2).collect()
 
 
@@ -159,9 +170,11 @@ def plan(available: Quotas, total: int, stage: StageRecipe, name: str) -> Quotas
 
 
 def with_ordinals(steps: Steps, order: Any) -> Any:
-    """Add each document's number within its source."""
-    ordinals = engine.read(steps.work / "pool").select("id", "ordinal")
-    return order.join(ordinals, on="id").sort("position")
+    """Add the number of each document, or part of one, within its source."""
+    window = engine.daft().Window().partition_by("source").order_by("id")
+    ordinal = engine.daft().functions.row_number().over(window).cast(engine.daft().DataType.int64()) - 1
+    ordinals = engine.read(steps.work / "tokens").select("id", "source").with_column("ordinal", ordinal)
+    return order.join(ordinals.select("id", "ordinal"), on="id").sort("position")
 
 
 def summary(

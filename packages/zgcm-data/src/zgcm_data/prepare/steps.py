@@ -18,7 +18,7 @@ from zgcm_data._version import __version__
 
 Progress = Callable[[str, float, str], None]
 Work = Callable[[Callable[[float, str], None]], dict[str, Any]]
-PIPELINE = 3  # raised whenever a step gives another result for the same inputs
+PIPELINE = 4  # raised whenever a step gives another result for the same inputs
 FULL = ("No space left", "os error 28", "Disk quota")
 
 

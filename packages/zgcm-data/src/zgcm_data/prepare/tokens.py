@@ -13,9 +13,14 @@ from numpy.typing import NDArray
 from zgcm_data import engine, fim
 from zgcm_data.prepare.steps import Steps, file_digest
 from zgcm_data.recipe import BuildRecipe, TokenizerRecipe
+from zgcm_data.records import CorpusError
 from zgcm_data.tokenizer import Tokenizer, library, train_tokenizer
 
 BATCH_CHARACTERS = 4_000_000
+STORED = ("id", "document", "source", "category", "start", "tokens")
+"""Columns of the table: a part of a longer document has an id of its own."""
+Encoded = list[list[NDArray[np.uint32]]]
+"""Of each document its parts, of each part its tokens."""
 
 
 def make_tokenizer(steps: Steps, recipe: BuildRecipe, heldout: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +80,9 @@ def tokenize(
 
     def work(tell: Any) -> dict[str, Any]:
         encoder = DocumentEncoder(
-            Tokenizer(steps.out / "tokenizer.json", recipe.tokenizer.eos), recipe.tokenizer
+            Tokenizer(steps.out / "tokenizer.json", recipe.tokenizer.eos),
+            recipe.tokenizer,
+            recipe.max_document_tokens,
         )
         temporary = engine.fresh_folder(target)
         total = heldout["pool"]
@@ -83,10 +90,14 @@ def tokenize(
             texts(steps), encoder, temporary, lambda done: tell(done / total, f"{done:,} documents")
         )
         engine.replace_folder(temporary, target)
-        return {"documents": total, "tokens": count}
+        stored = engine.read(target).count_rows()
+        return {"documents": total, "tokens": count} | (
+            {"parts": stored} if recipe.max_document_tokens else {}
+        )
 
     inputs = {"pool": heldout["key"], "tokenizer": tokenizer["sha256"]}
     inputs["fim"] = [recipe.tokenizer.fim_rate, recipe.tokenizer.seed]
+    inputs |= {"max_document_tokens": recipe.max_document_tokens} if recipe.max_document_tokens else {}
     return steps.run("tokenize", inputs, [target], work)
 
 
@@ -103,17 +114,30 @@ class DocumentEncoder:
     Args:
         tokenizer: The tokenizer.
         recipe: Rate and seed of the cuts.
+        limit: Longest document in tokens, its end included; 0 for any length.
     """
 
-    def __init__(self, tokenizer: Tokenizer, recipe: TokenizerRecipe) -> None:
-        self._tokenizer, self._recipe = tokenizer, recipe
+    def __init__(self, tokenizer: Tokenizer, recipe: TokenizerRecipe, limit: int = 0) -> None:
+        self._tokenizer, self._recipe, self._limit = tokenizer, recipe, limit
         self._controls = [tokenizer.control(token) for token in fim.TOKENS] if recipe.fim_rate else []
 
-    def encode(self, names: list[str], categories: list[str], texts: list[str]) -> list[NDArray[np.uint32]]:
-        """Return the tokens of each document."""
+    def encode(
+        self, names: list[str], categories: list[str], texts: list[str]
+    ) -> list[list[NDArray[np.uint32]]]:
+        """Return the tokens of each document, a longer one than the limit in several parts."""
         parts = [self._parts(*document) for document in zip(names, categories, texts, strict=True)]
         encoded = iter(self._tokenizer.encode([piece for document in parts for piece in document]))
-        return [self._joined([next(encoded) for _ in document]) for document in parts]
+        joined = [self._joined([next(encoded) for _ in document]) for document in parts]
+        return [self._within(*item) for item in zip(texts, parts, joined, strict=True)]
+
+    def _within(
+        self, text: str, parts: tuple[str, ...], tokens: NDArray[np.uint32]
+    ) -> list[NDArray[np.uint32]]:
+        if not self._limit or len(tokens) < self._limit:
+            return [tokens]
+        if len(parts) > 1:  # a part of a document for fill-in-the-middle would lack its other parts
+            tokens = self._tokenizer.encode([text])[0]
+        return np.array_split(tokens, -(-len(tokens) // (self._limit - 1)))
 
     def _parts(self, name: str, category: str, text: str) -> tuple[str, ...]:
         rate = self._recipe.fim_rate if category == "code" else 0.0
@@ -134,30 +158,38 @@ class DocumentEncoder:
 def write_tokens(stream: Iterator[Any], encoder: DocumentEncoder, folder: Path, tell: Any) -> int:
     """Encode a stream of batches; returns the number of tokens."""
     pyarrow = engine.arrow()
-    table: dict[str, list[Any]] = {name: [] for name in ("id", "source", "category", "start", "tokens")}
-    position = 0
+    table: dict[str, list[Any]] = {name: [] for name in STORED}
+    position = done = 0
     with (folder / "ids.bin").open("wb") as file:
         for part, encoded in ahead(stream, encoder):
-            for ids in encoded:
-                file.write(ids.astype("<u4", copy=False).data)
-                table["start"].append(position)
-                table["tokens"].append(len(ids))
-                position += len(ids)
-            for name in ("id", "source", "category"):
-                table[name] += part.column(name).to_pylist()
-            tell(len(table["id"]))
+            for row, found in zip(
+                part.select(["id", "source", "category"]).to_pylist(), encoded, strict=True
+            ):
+                for number, ids in enumerate(found):
+                    file.write(ids.astype("<u4", copy=False).data)
+                    name = row["id"] if len(found) == 1 else f"{row['id']}#{number:06d}"
+                    stored = (name, row["id"], row["source"], row["category"], position, len(ids))
+                    for column, value in zip(STORED, stored, strict=True):
+                        table[column].append(value)
+                    position += len(ids)
+            done += len(encoded)
+            tell(done)
+    if len(set(table["id"])) < len(table["id"]):
+        raise CorpusError(
+            "an id of the corpus is that of a part of another document (ID#NUMBER); change that id"
+        )
     pyarrow.parquet.write_table(pyarrow.table(table), folder / "part-000000.parquet")
     return position
 
 
-def ahead(stream: Iterator[Any], encoder: DocumentEncoder) -> Iterator[tuple[Any, list[NDArray[np.uint32]]]]:
+def ahead(stream: Iterator[Any], encoder: DocumentEncoder) -> Iterator[tuple[Any, Encoded]]:
     """Yield pieces of a stream with their tokens; the next piece is encoded while the last one is used."""
 
-    def encode(part: Any) -> list[NDArray[np.uint32]]:
+    def encode(part: Any) -> Encoded:
         return encoder.encode(*(part.column(name).to_pylist() for name in ("id", "category", "text")))
 
     with ThreadPoolExecutor(1) as thread:
-        before: tuple[Any, Future[list[NDArray[np.uint32]]]] | None = None
+        before: tuple[Any, Future[Encoded]] | None = None
         for batch in stream:
             for part in pieces(batch):
                 following = part, thread.submit(encode, part)
