@@ -113,7 +113,11 @@ def test_check_names_what_is_missing(data: Path, tmp_path: Path) -> None:
     result = zgcm_train("check", recipe, "--set", "stage.1.updates=99")
     assert result.returncode == 3
     assert "needs 792 rows (99 updates of 8)" in result.stderr
-    assert zgcm_train("check", recipe, "--set", f"stage.0.data={tmp_path}/none").returncode == 3
+    result = zgcm_train(
+        "check", recipe, "--set", f"stage.0.data={tmp_path}/none", "--set", "stage.1.updates=99"
+    )
+    assert result.returncode == 3
+    assert "of 5 checks failed; the first:" in result.stderr
 
 
 def test_verify_and_its_failure(run: Path, tmp_path: Path) -> None:
@@ -132,7 +136,10 @@ def test_export_and_load_back(run: Path, tmp_path: Path) -> None:
     result = zgcm_train("export", run, "--out", tmp_path / "model")
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "model" / "config.json").exists()
-    assert zgcm_train("export", run, "--out", tmp_path / "model", "--step", 7).returncode == 4
+    result = zgcm_train("export", run, "--out", tmp_path / "model", "--step", 7)
+    assert result.returncode == 4
+    assert "no checkpoint of step 7 in" in result.stderr
+    assert "there are: 6, 10, 12." in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -144,7 +151,12 @@ def test_export_and_load_back(run: Path, tmp_path: Path) -> None:
         (["verify", "nowhere"], 3, "The run folder is not a folder: nowhere"),
         (["report", "nowhere"], 3, "The run folder is not a folder: nowhere"),
         (["export", "nowhere", "--out", "x"], 3, "The run folder is not a folder: nowhere"),
-        (["recipes", "zgcm-2"], 2, "no recipe 'zgcm-2'"),
+        (["recipes", "zgcm-2"], 2, "no recipe 'zgcm-2'; known: demo, zgcm-1; did you mean zgcm-1?"),
+        (["verify", "/"], 3, "/ holds no recipe.toml, so it is not the folder of a run"),
+        (["report", "/"], 3, "/ holds no recipe.toml, so it is not the folder of a run"),
+        (["export", "/", "--out", "x"], 3, "/ holds no recipe.toml, so it is not the folder of a run"),
+        (["plan", "demo", "--set", "lr=1"], 2, "unknown key lr; keys stand in sections, as in optimizer.lr"),
+        (["import-env", "none.env"], 3, "There is no env file none.env; check the path."),
         (["nonsense"], 2, "No such command 'nonsense'"),
         (["demo", "--minutes", "0"], 2, "--minutes"),
     ],

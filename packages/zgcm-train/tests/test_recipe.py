@@ -8,7 +8,7 @@ from zgcm_testing.tiny_runs import tiny_recipe
 from zgcm_train import dump_recipe, load_recipe, make_plan
 from zgcm_train.config import Recipe
 from zgcm_train.errors import ConfigurationError, MissingSettingError, PathError
-from zgcm_train.recipe_file import recipe_names, recipe_text
+from zgcm_train.recipe_file import check_recipe, recipe_names, recipe_text
 
 STAGE = '[[stage]]\nname = "a"\ndata = "x"\nupdates = 1\n'
 
@@ -47,6 +47,11 @@ def test_t19_unknown_keys_are_refused_with_the_nearest_one(tmp_path: Path) -> No
         load_recipe(write(tmp_path, "[optimizer]\nweight_decai = 0.1\n" + STAGE))
     with pytest.raises(ConfigurationError, match=r"unknown key stage\.0\.update; did you mean updates\?"):
         load_recipe(write(tmp_path, STAGE + "update = 3\n"))
+    wrong = {"name": "a", "data": "nowhere", "updates": 0}
+    with pytest.raises(ConfigurationError) as caught:
+        check_recipe({"model": {"preset": "zgcm-1-tiny"}, "stage": [wrong]}, "r")
+    assert "at least 1 item" not in str(caught.value)
+    assert "stage.0.updates: Input should be greater than 0 (got 0)" in str(caught.value)
     with pytest.raises(ConfigurationError, match=r"unknown key optimiser; did you mean optimizer\?"):
         load_recipe(write(tmp_path, "[optimiser]\nlr = 1\n" + STAGE))
 
@@ -116,7 +121,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         load_recipe(tmp_path / "latin.toml")
     with pytest.raises(ConfigurationError, match="not valid TOML"):
         load_recipe(write(tmp_path, "run = ["))
-    with pytest.raises(ConfigurationError, match="no recipe 'zgcm-l'; did you mean zgcm-1"):
+    with pytest.raises(
+        ConfigurationError, match="no recipe 'zgcm-l'; known: demo, zgcm-1; did you mean zgcm-1"
+    ):
         recipe_text("zgcm-l")
 
 

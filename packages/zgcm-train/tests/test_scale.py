@@ -1,5 +1,6 @@
 """Ranks assembled without their machines: shapes, memory and traffic, checked against real runs."""
 
+import io
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from zgcm_testing import run_ranks
 from zgcm_testing.tiny_runs import tiny_recipe
@@ -19,6 +21,8 @@ from zgcm_train.assembly import build_decoder, build_loader, build_optimizer, bu
 from zgcm_train.errors import ConfigurationError
 from zgcm_train.mesh import build_layout
 from zgcm_train.scale import RankMeasure, count_collectives, measure_rank, measure_ranks, sample_ranks
+from zgcm_train.scale.measure import MemoryUse, Traffic
+from zgcm_train.scale.tables import print_ranks
 from zgcm_train.step import train_step
 
 CPU = torch.device("cpu")
@@ -93,6 +97,27 @@ def test_activations_grow_with_rows_and_shrink_with_recomputation(data: Path) ->
     one, two, four = (activations(rows, "none") for rows in (1, 2, 4))
     assert four - two == 2 * (two - one) > 0
     assert activations(4, "full") < activations(4, "selective") < four
+
+
+def test_the_traffic_of_a_mesh_of_all_axes_fits_into_80_columns() -> None:
+    memory = MemoryUse(*[2**30] * 8, peak_phase="forward")
+    axes = "dp_replicate+dp_shard+cp"
+    traffic = (
+        Traffic("weights", "all-gather", axes, 1_040, 217_626 * 10**6),
+        Traffic("tensor parallel", "reduce-scatter", "tp", 1_040, 104_153 * 10**6),
+        Traffic("gradients", "reduce-scatter", axes, 33, 14_858 * 10**6),
+    )
+    other = (*traffic[:1], Traffic("tensor parallel", "reduce-scatter", "tp", 1_032, 104_000 * 10**6))
+    ranks = [RankMeasure(0, {}, {}, memory, traffic), RankMeasure(10_239, {}, {}, memory, other)]
+    out = io.StringIO()
+    print_ranks(ranks, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    assert ["weights: all-gather", "1,040", "217.626", "217.626"] in cells
+    assert ["tensor parallel: reduce-scatter", "1,032-1,040", "104.153", "104.000"] in cells
+    heads = [row[0] for row in cells if row[0].startswith("over ")]
+    assert heads == [f"over {axes}", "over tp"]
 
 
 def test_ranks_that_are_looked_at() -> None:

@@ -286,6 +286,8 @@ def _print_checks(checks: list[Any], json_output: bool) -> None:
             table.add_row(item.name, "passed" if item.passed else "FAILED", item.detail)
         Console().print(table)
     failed = [c for c in checks if not c.passed]
+    if len(failed) > 1:
+        typer.echo(f"zgcm-train: {len(failed)} of {len(checks)} checks failed; the first:", err=True)
     if failed:
         raise failed[0].error()
 

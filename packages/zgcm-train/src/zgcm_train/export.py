@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 
 from zgcm_model import Decoder, save_pretrained
-from zgcm_train.checkpoint import Checkpoint, load_checkpoint, newest_complete
+from zgcm_train.checkpoint import Checkpoint, checkpoints, load_checkpoint, newest_complete
 from zgcm_train.checkpoint.folder import folder_name, open_checkpoint
-from zgcm_train.errors import CheckpointError, require_folder
-from zgcm_train.recipe_file import load_recipe
+from zgcm_train.errors import CheckpointError
+from zgcm_train.recipe_file import load_run_recipe
 
 
 def export_run(folder: Path, out: Path, step: int | None = None) -> Path:
@@ -26,7 +26,7 @@ def export_run(folder: Path, out: Path, step: int | None = None) -> Path:
         CheckpointError: the checkpoint is missing, torn or altered.
         PathError: ``folder`` is not a run folder.
     """
-    recipe = load_recipe(require_folder(folder, "The run folder") / "recipe.toml")
+    recipe = load_run_recipe(folder)
     checkpoint = _choose(folder / "checkpoints", step)
     with torch.device("meta"):
         decoder = Decoder(recipe.model.architecture())
@@ -37,6 +37,11 @@ def export_run(folder: Path, out: Path, step: int | None = None) -> Path:
 
 
 def _choose(folder: Path, step: int | None) -> Checkpoint:
+    if step is not None and not (folder / folder_name(step)).is_dir():
+        steps = ", ".join(str(int(path.name.removeprefix("step-"))) for path in checkpoints(folder))
+        raise CheckpointError(
+            f"There is no checkpoint of step {step} in {folder}; there are: {steps or 'none'}."
+        )
     if step is not None:
         return open_checkpoint(folder / folder_name(step))
     newest, passed_over = newest_complete(folder)

@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from zgcm_train.config import Recipe
-from zgcm_train.errors import ConfigurationError, MissingSettingError, PathError
+from zgcm_train.errors import ConfigurationError, MissingSettingError, PathError, require_folder
 
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 
@@ -32,8 +32,7 @@ def recipe_text(name: str) -> str:
     """
     if name not in recipe_names():
         raise ConfigurationError(
-            f"There is no recipe {name!r}{_nearest(name, recipe_names())}; "
-            f"known: {', '.join(recipe_names())}."
+            f"There is no recipe {name!r}; known: {', '.join(recipe_names())}{_nearest(name, recipe_names()) or '.'}"
         )
     return (resources.files("zgcm_train.recipes") / f"{name}.toml").read_text(encoding="utf-8")
 
@@ -62,6 +61,21 @@ def load_recipe(
     return check_recipe(_fill(values, environment if environment is not None else os.environ), str(source))
 
 
+def load_run_recipe(folder: Path) -> Recipe:
+    """Read the recipe that a run left in its folder.
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        PathError: it is missing, or not the folder of a run.
+    """
+    file = require_folder(folder, "The run folder") / "recipe.toml"
+    if not file.is_file():
+        raise PathError(f"{folder} holds no recipe.toml, so it is not the folder of a run; check the path.")
+    return load_recipe(file)
+
+
 def check_recipe(values: Mapping[str, Any], name: str) -> Recipe:
     """Check parsed TOML against the schema.
 
@@ -71,7 +85,7 @@ def check_recipe(values: Mapping[str, Any], name: str) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        raise ConfigurationError(f"{name}: " + "; ".join(_sentence(e) for e in error.errors())) from None
+        raise ConfigurationError(f"{name}: " + "; ".join(map(_sentence, _told(error)))) from None
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -150,9 +164,18 @@ def _descend(node: Any, key: str, override: str) -> Any:
     return child
 
 
+def _told(error: ValidationError) -> list[Any]:
+    """Return the faults without those that only follow: a list whose entries are wrong counts as too short."""
+    faults = error.errors()
+    inner = {fault["loc"][:1] for fault in faults if len(fault["loc"]) > 1}
+    return [f for f in faults if f["type"] != "too_short" or f["loc"] not in inner]
+
+
 def _sentence(error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
+        if len(error["loc"]) == 1 and not isinstance(error["input"], dict):
+            return f"unknown key {where}; keys stand in sections, as in optimizer.lr"
         return f"unknown key {where}{_nearest(str(error['loc'][-1]), _known_keys(error['loc'][:-1]))}"
     if error["type"] == "missing":
         return f"{where} is missing; every recipe must give it"

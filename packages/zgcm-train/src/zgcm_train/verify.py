@@ -8,9 +8,9 @@ from zgcm_train.checkpoint import checkpoints, newest_complete, verify_checkpoin
 from zgcm_train.checkpoint.progress import Progress
 from zgcm_train.checks import Check
 from zgcm_train.config import Recipe
-from zgcm_train.errors import CheckpointError, PathError, require_folder
+from zgcm_train.errors import CheckpointError, PathError
 from zgcm_train.files import read_json_lines
-from zgcm_train.recipe_file import load_recipe
+from zgcm_train.recipe_file import load_run_recipe
 from zgcm_train.stage_data import find_problems
 
 
@@ -26,7 +26,7 @@ def verify_run(folder: Path) -> list[Check]:
     Raises:
         PathError: it is not a run folder.
     """
-    recipe = load_recipe(require_folder(folder, "The run folder") / "recipe.toml")
+    recipe = load_run_recipe(folder)
     results = [_check_checkpoint(path) for path in checkpoints(folder / "checkpoints")]
     newest, _ = newest_complete(folder / "checkpoints")
     if newest is None:

@@ -48,6 +48,8 @@ def read_env_file(path: Path, environment: Mapping[str, str]) -> dict[str, Assig
     """
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise PathError(f"There is no env file {path}; check the path.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PathError(f"The env file {path} cannot be read as UTF-8 text: {error}.") from None
     found: dict[str, Assignment] = {}
@@ -125,7 +127,12 @@ class _Value:
         if self._text[self._at : self._at + 1] != "{":
             name = _NAME.match(self._text, self._at)
             if name is None:
-                raise ConfigurationError(f"{self._where}: '$' without a name; only variables are expanded.")
+                fault = (
+                    "'$(' would run a command"
+                    if self._text.startswith("(", self._at)
+                    else "'$' without a name"
+                )
+                raise ConfigurationError(f"{self._where}: {fault}; only values and variables are imported.")
             self._at = name.end()
             return self._known.get(name[0], f"${{{name[0]}}}")
         name = _NAME.match(self._text, self._at + 1)

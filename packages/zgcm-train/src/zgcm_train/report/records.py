@@ -8,9 +8,9 @@ from typing import Any
 
 from zgcm_data import read_ledger
 from zgcm_train.config import Recipe
-from zgcm_train.errors import PathError, require_folder
+from zgcm_train.errors import PathError
 from zgcm_train.files import read_json_lines
-from zgcm_train.recipe_file import load_recipe
+from zgcm_train.recipe_file import load_run_recipe
 
 LABELS = {"start": "start", "switch": "stage switch", "interval": "on the way", "end": "end"}
 
@@ -52,8 +52,7 @@ def read_records(folder: Path) -> RunRecords:
     Raises:
         PathError: it is not a run folder, or nothing was trained in it yet.
     """
-    require_folder(folder, "The run folder")
-    recipe = load_recipe(folder / "recipe.toml")
+    recipe = load_run_recipe(folder)
     metrics = list(read_json_lines(folder / "metrics.jsonl"))
     train = [r for r in metrics if r["kind"] == "train"]
     if not train:

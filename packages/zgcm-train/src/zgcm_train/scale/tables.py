@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from zgcm_train.scale.measure import MemoryUse, RankMeasure
 
@@ -39,20 +39,25 @@ def _memory_table(ranks: Sequence[RankMeasure]) -> Table:
 
 
 def _traffic_table(ranks: Sequence[RankMeasure]) -> Table:
-    table = Table("for")
-    for name in ("kind", "axes"):
-        table.add_column(name, overflow="fold")
-    for name in ("times", *(f"rank {rank.rank}" for rank in ranks)):
-        table.add_column(name, justify="right")
+    """Return one block of rows for each combination of axes: so the table fits into 80 columns on any mesh."""
+    table = Table("what, over which axes", *_right("times", *(f"rank {rank.rank}" for rank in ranks)))
     sums = {
-        (t.purpose, t.kind, t.axes, number): t
+        (t.axes, t.purpose, t.kind, number): t
         for number, rank in enumerate(ranks)
         for t in rank.traffic
         if t.kind != "receive"
     }
-    for row in dict.fromkeys(key[:3] for key in sums):
-        found = [sums.get((*row, number)) for number in range(len(ranks))]
-        times = sorted({t.count for t in found if t is not None})
-        cells = ["" if t is None else f"{t.sent / 1e9:,.3f}" for t in found]
-        table.add_row(*row, "-".join(f"{count:,}" for count in times), *cells)
+    rows = dict.fromkeys(key[:3] for key in sums)
+    for axes in dict.fromkeys(row[0] for row in rows):
+        table.add_section()
+        table.add_row(f"over {axes}", style="bold")
+        for row in (row for row in rows if row[0] == axes):
+            found = [sums.get((*row, number)) for number in range(len(ranks))]
+            times = sorted({t.count for t in found if t is not None})
+            cells = ["" if t is None else f"{t.sent / 1e9:,.3f}" for t in found]
+            table.add_row(f"  {row[1]}: {row[2]}", "-".join(f"{count:,}" for count in times), *cells)
     return table
+
+
+def _right(*names: str) -> list[Column]:
+    return [Column(name, justify="right", no_wrap=True) for name in names]
