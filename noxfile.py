@@ -14,10 +14,20 @@ PACKAGES = ("optim", "model", "data", "eval", "train")
 MEASURED = ("optim", "model", "data", "eval", "train")
 COMMANDS = ("data", "eval", "train")
 CONSTRAINTS = ROOT / "constraints.txt"
-TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+# Two files of tests at a time, on one thread each. A file stays in one process: its tests share what they set up.
+TWO_AT_A_TIME = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # What the tests of a package need beyond it: torch's distributed checkpoint gathers objects through numpy.
 TEST_NEEDS = {"optim": ("numpy",)}
 EXTRAS = {"data": "[prepare]", "eval": "[math]"}
+
+# These tests rest on torch alone, whose lowest version is the one that every session tests.
+TORCH_ALONE = (
+    *(f"zgcm-model/tests/test_{n}*.py" for n in ("context", "tensor", "precision", "kernels", "generate")),
+    *(f"zgcm-model/tests/test_{n}.py" for n in ("decoder", "loss", "outliers", "gpu_kernels")),
+    *(f"zgcm-train/tests/test_{n}.py" for n in ("distributed", "layouts", "pipeline", "fp8", "scale")),
+    *(f"zgcm-train/tests/test_{n}.py" for n in ("counting", "meeting", "reductions", "replicas", "watchdog")),
+)
 
 # virtualenv keeps wheels and interpreter facts; inside the clone, like everything else.
 os.environ["VIRTUALENV_OVERRIDE_APP_DATA"] = str(ROOT / ".nox" / "virtualenv")
@@ -49,7 +59,7 @@ def install(session: nox.Session, *what: str) -> None:
     session.install("--no-compile", "-c", str(CONSTRAINTS), *what)
 
 
-def run(session: nox.Session, *command: str) -> None:
+def run(session: nox.Session, *command: str, **variables: str) -> None:
     """Run a command whose temporary and cache files stay inside the clone."""
     scratch = ROOT / ".nox" / "scratch"
     for folder in ("tmp", "matplotlib"):
@@ -63,14 +73,16 @@ def run(session: nox.Session, *command: str) -> None:
             "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
             "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
             "PYTHONDONTWRITEBYTECODE": "1",
+            **variables,
         },
     )
 
 
 def pytest(session: nox.Session, *arguments: str) -> None:
     """Run pytest with the settings of the root pyproject.toml."""
-    cache = ROOT / ".nox" / "scratch" / "pytest"
-    run(session, "python", "-m", "pytest", "-o", f"cache_dir={cache}", *arguments, *session.posargs)
+    command = ("python", "-m", "pytest", "-o", f"cache_dir={ROOT}/.nox/scratch/pytest")
+    threads = {"OMP_NUM_THREADS": "1"} if "-n" in arguments else {}
+    run(session, *command, *arguments, *session.posargs, **threads)
 
 
 @nox.session
@@ -86,14 +98,14 @@ def tests(session: nox.Session, package: str) -> None:
     """Test one package in an environment that holds only it and its own dependencies."""
     wanted = PACKAGES if package == "train" else (package,)
     install(session, *TEST_TOOLS, *TEST_NEEDS.get(package, ()), *source(*wanted))
-    pytest(session, f"packages/zgcm-{package}/tests")
+    pytest(session, *TWO_AT_A_TIME, f"packages/zgcm-{package}/tests")
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
     """Test the packages together, and the rules of the house."""
     install(session, *TEST_TOOLS, *source(*PACKAGES))
-    pytest(session, "tests")
+    pytest(session, *TWO_AT_A_TIME, "tests")
 
 
 @nox.session
@@ -102,7 +114,7 @@ def shapes(session: nox.Session) -> None:
     install(session, *TEST_TOOLS, "beartype", *source("model", "eval"))
     for package in ("model", "eval"):
         hook = f"--jaxtyping-packages=zgcm_{package},beartype.beartype"
-        pytest(session, hook, f"packages/zgcm-{package}/tests", "-m", "not slow")
+        pytest(session, *TWO_AT_A_TIME, hook, f"packages/zgcm-{package}/tests", "-m", "not slow")
 
 
 @nox.session
@@ -202,12 +214,23 @@ def try_wheel(session: nox.Session, package: str, wheels: list[Path], folder: Pa
 
 @nox.session
 def lowest(session: nox.Session) -> None:
-    """Test with the lowest declared version of every direct dependency."""
+    """Test with the lowest declared version of every direct dependency what rests on more than torch.
+
+    Left out are zgcm-optim, which needs torch alone, the files of ``TORCH_ALONE`` and tests marked slow: torch has one
+    version here and in all other sessions, so that they would repeat what those have tested.
+    """
     install(session, *TEST_TOOLS)
     session.install("--no-compile", *lowest_requirements(), *source(*PACKAGES))
-    # zgcm-optim needs torch alone, whose lowest version is the one that every session tests.
     folders = [f"packages/zgcm-{p}/tests" for p in PACKAGES if p != "optim"]
-    pytest(session, *folders, "-m", "not slow", "-q")
+    pytest(session, *TWO_AT_A_TIME, *folders, *left_out(session), "-m", "not slow", "-q")
+
+
+def left_out(session: nox.Session) -> list[str]:
+    """Return the options that leave out the files of ``TORCH_ALONE``, each of which must be there."""
+    for pattern in TORCH_ALONE:
+        if not list((ROOT / "packages").glob(pattern)):
+            session.error(f"TORCH_ALONE names {pattern}, which matches no file; mend noxfile.py")
+    return [f"--ignore-glob={ROOT}/packages/{pattern}" for pattern in TORCH_ALONE]
 
 
 def lowest_requirements() -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -142,48 +141,7 @@ def test_a_finished_demo_does_no_step_again(corpus: Path, finished: Path) -> Non
     assert {p: p.stat().st_mtime_ns for p in before} == before
 
 
-def write_lines(path: Path, *lines: str) -> Path:
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda p: p / "nothing", "nothing"),
-        (lambda p: p, "holds no .jsonl, .parquet or text file"),
-        (lambda p: write_lines(p / "a.jsonl", '{"id": "1", "body": "text"}'), "text"),
-        (lambda p: write_lines(p / "a.jsonl", '{"text": "good"}', '{"text": '), "line 2"),
-        (lambda p: write_bytes(p / "a.txt", b"caf\xe9 au lait"), "UTF-8"),
-        (lambda p: write_lines(p / "a.jsonl", '{"text": "too small a corpus to train on"}'), "."),
-    ],
-    ids=["missing", "empty", "no-text-column", "broken-line", "not-utf-8", "too-small"],
-)
-def test_a_wrong_corpus_gets_one_sentence(tmp_path: Path, make: Any, message: str) -> None:
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    result = demo(tmp_path / "out", "--corpus", make(folder))
-    assert result.returncode == 3, result.stderr
-    assert "Traceback" not in result.stderr
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("zgcm-train: ")
-    assert re.search(message, last), last
-
-
-def write_bytes(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
-
-
 def test_other_settings_in_the_same_folder_are_refused(finished: Path) -> None:
     result = demo(finished)
     assert result.returncode == 2
     assert "choose another --out" in result.stderr
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    result = demo(tmp_path / "file" / "out")
-    assert result.returncode == 3
-    assert "file" in result.stderr
-    assert "Traceback" not in result.stderr

@@ -25,7 +25,10 @@ LAYOUTS = [
 
 
 def recipe_for(data: Path, parallel: dict[str, int]) -> Recipe:
-    shapes = {"global_batch": 12, "micro_batch": 1, "cross_document_attention": False}
+    # Two or three micro-batches per update; a pipeline needs as many as it has stages.
+    replicas = parallel.get("dp_replicate", 1) * parallel.get("dp_shard", 1)
+    micro_batch = 1 if replicas == 4 else {1: 4, 2: 3, 3: 2}[replicas]
+    shapes = {"global_batch": 12, "micro_batch": micro_batch, "cross_document_attention": False}
     stage = [
         {"name": s, "data": str(data / d), "updates": 3}
         for s, d in (("first", "stage1"), ("second", "stage2"))

@@ -216,6 +216,7 @@ def compiled(rank: int, world: int, recipe: Recipe) -> tuple[Trace, int]:
     return trace, torch._dynamo.utils.counters["frames"]["ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallel", "world"), [({"dp_shard": 2, "recompute": "full"}, 2), ({"cp": 2}, 2)], ids=["fsdp2", "cp2"]
 )

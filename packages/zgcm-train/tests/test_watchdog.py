@@ -69,7 +69,7 @@ def watched(data: Path, timeout: float) -> Recipe:
 
 def test_a_rank_that_never_comes_back_ends_the_run_and_is_named(data: Path, tmp_path: Path) -> None:
     with pytest.raises(AssertionError):  # the ranks die, of the watchdog or of the other's end
-        run_ranks(train, 2, watched(data, 20.0), tmp_path / "stuck")
+        run_ranks(train, 2, watched(data, 10.0), tmp_path / "stuck")
     first, *_ = read_json_lines(tmp_path / "stuck" / "logs" / "hangs.jsonl")
     assert first["ranks"] == [1]
     assert "in read_for_ever" in first["message"]
