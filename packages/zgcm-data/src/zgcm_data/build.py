@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zgcm_data.prepare.earlier import exclude_earlier
+from zgcm_data.prepare.earlier import earlier_builds, exclude_earlier
 from zgcm_data.prepare.heldout import decontaminate, hold_out
 from zgcm_data.prepare.ingest import clean, deduplicate, ingest
 from zgcm_data.prepare.midtrain import order_length_stage
@@ -84,6 +84,7 @@ def build(recipe: BuildRecipe, out: Path, *, progress: Progress | None = None) -
         ImportError: If the extra ``prepare`` is not installed.
     """
     out = Path(out)
+    earlier_builds(recipe)  # a wrong name is said before any work is done
     steps = Steps(out, progress)
     results = run_until(steps, recipe)
     report = summarize(recipe, results)

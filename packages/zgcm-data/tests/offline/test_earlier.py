@@ -61,7 +61,9 @@ def test_mid_training_holds_nothing_of_the_pretraining_before_it(
     assert len({name for name in pool if name.startswith("fresh-")}) > 100
     assert result.report["funnel"]["earlier"]["digests"] == {"out": built.digest}
     assert built.digest in open_shards(result.sets["short"]).manifest.parents
-    assert "Documents that an earlier build trains on" in (tmp_path / "out" / "data_report.html").read_text()
+    page = (tmp_path / "out" / "data_report.html").read_text()
+    assert "Documents that an earlier build trains on" in page
+    assert "without earlier builds" in page
     assert {step["skipped"] for step in build(recipe, tmp_path / "out").steps} == {True}
 
 
@@ -80,6 +82,7 @@ def test_what_cannot_be_excluded_is_named(
     corpus = write_corpus(tmp_path / "corpus.jsonl", documents)
     with pytest.raises(ValueError, match=r"nowhere, which holds no finished build .* give the folder"):
         build(make_recipe(corpus, exclude_builds=[str(tmp_path / "nowhere")]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     other = make_recipe(corpus, exclude_builds=[str(built.out)], dedup={"bands": 12})
     with pytest.raises(ValueError, match=r"dedup.bands is 12, but 14 in .*; signatures of different shape"):
         build(other, tmp_path / "out")

@@ -1,5 +1,6 @@
 """Documents that are cut into parts, and how well the shares along stage 1 hold."""
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,9 @@ def test_rows_end_every_part_and_number_each_of_its_own(cut: tuple[BuildRecipe, 
     rows = engine.rows(engine.read(out / "work" / "stage1"))
     assert len({(row["source"], row["ordinal"], row["epoch"]) for row in rows}) == len(rows)
     assert len(rows) - 1 <= len(seen) <= len(rows)
+    stage = json.loads((out / "build.json").read_text())["stages"]["stage1"]
+    assert (stage["documents"], stage["uses"]) == (len({row["document"] for row in rows}), len(rows))
+    assert f"{len(rows):,} uses of a document or a part of one" in (out / "data_report.html").read_text()
 
 
 def test_a_document_that_is_cut_is_not_filled_in_the_middle(tmp_path: Path) -> None:

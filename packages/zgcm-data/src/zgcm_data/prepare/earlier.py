@@ -30,7 +30,7 @@ def exclude_earlier(steps: Steps, recipe: BuildRecipe, clean_of: dict[str, Any])
         ValueError: A folder is no finished build, or its signatures are of another shape.
     """
     target, column = steps.work / "earlier", engine.daft().col
-    builds = named([Path(path) for path in recipe.exclude_builds])
+    builds = earlier_builds(recipe)
     digests = {name: read_report(path, recipe.dedup)["digest"] for name, path in builds.items()}
 
     def work(tell: Any) -> dict[str, Any]:
@@ -48,10 +48,15 @@ def exclude_earlier(steps: Steps, recipe: BuildRecipe, clean_of: dict[str, Any])
     return steps.run("earlier", inputs, [target], work)
 
 
-def named(paths: list[Path]) -> dict[str, Path]:
-    """Return the folders by their names, numbered where two have the same."""
+def earlier_builds(recipe: BuildRecipe) -> dict[str, Path]:
+    """Return the folders of ``exclude_builds`` by their names, numbered where two have the same.
+
+    Raises:
+        ValueError: See ``exclude_earlier``.
+    """
     result: dict[str, Path] = {}
-    for path in paths:
+    for path in map(Path, recipe.exclude_builds):
+        read_report(path, recipe.dedup)
         name = path.resolve().name
         result[name if name not in result else f"{name}-{len(result) + 1}"] = path
     return result

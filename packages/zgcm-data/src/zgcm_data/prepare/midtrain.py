@@ -6,7 +6,7 @@ from typing import Any
 from zgcm_data import engine
 from zgcm_data.curriculum import shuffle_order
 from zgcm_data.length_stages import LengthStage, assign_length_stages
-from zgcm_data.prepare.stages import stage_tokens, summary, tokens_held, usable, with_ordinals
+from zgcm_data.prepare.stages import stage_tokens, summary, tokens_held, usable, uses, with_ordinals
 from zgcm_data.prepare.steps import Steps
 from zgcm_data.recipe import BuildRecipe
 from zgcm_data.sections import LengthStageRecipe
@@ -47,7 +47,7 @@ def order_length_stage(
         bands = chosen.groupby("band").agg(column("take").sum().alias("tokens"))
         by_band = sorted((int(row["band"]), int(row["tokens"])) for row in engine.rows(bands))
         return summary(stage.rows, quotas, tokens_held(pool)) | {
-            "documents": chosen.count_rows(),
+            **uses(chosen),
             "sequence_length": stage.sequence_length,
             "bands": [{"up_to": bound, "tokens": count, "share": count / total} for bound, count in by_band],
         }

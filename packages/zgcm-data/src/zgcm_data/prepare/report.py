@@ -67,6 +67,7 @@ def funnel(done: Results) -> str:
             done["dedup"]["kept"],
             f"{done['dedup']['exact']:,} exact, {done['dedup']['near']:,} near",
         ),
+        *earlier(done),
         ("held out", held, f"{done['heldout']['excluded_near']:,} near them left training"),
         (
             "left for training",
@@ -77,10 +78,21 @@ def funnel(done: Results) -> str:
     rows = [{"step": name, "documents": count, "besides": text} for name, count, text in lines]
     for name in stages(done):
         stage = done[f"order-{name}"]
-        rows.append(
-            {"step": f"stage {name}", "documents": stage["documents"], "besides": f"{stage['rows']:,} rows"}
-        )
+        text = f"{stage['rows']:,} rows"
+        if stage["uses"] != stage["documents"]:
+            text += f", {stage['uses']:,} uses of a document or a part of one"
+        rows.append({"step": f"stage {name}", "documents": stage["documents"], "besides": text})
     return table(rows)
+
+
+def earlier(done: Results) -> list[tuple[str, int, str]]:
+    """Return what is left after the exclusion of earlier builds, where there are some."""
+    if "earlier" not in done:
+        return []
+    gone = done["earlier"]["documents"]
+    left = done["dedup"]["kept"] - done["decontaminate"]["documents"] - sum(gone.values())
+    besides = ", ".join(f"{count:,} {kind}" for kind, count in sorted(gone.items())) or "none"
+    return [("without earlier builds", left, besides)]
 
 
 def stages(done: Results) -> list[str]:

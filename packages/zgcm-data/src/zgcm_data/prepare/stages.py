@@ -70,7 +70,7 @@ def order_stage_1(
         outliers = natural.count_rows() - inside.count_rows()
         return (
             summary(rows, quotas, available)
-            | {"documents": chosen.count_rows()}
+            | uses(chosen)
             | {"outliers": outliers, "bounds": bounds, "share_error": share_error(target)}
         )
 
@@ -106,7 +106,7 @@ def order_stage_2(steps: Steps, recipe: BuildRecipe, stage1: dict[str, Any]) -> 
         kinds = matches.groupby("kind").agg(column("id").count().alias("documents"))
         removed = {row["kind"]: row["documents"] for row in engine.rows(kinds)}
         same = {"same": first.count_rows(), "exact": removed.get("exact", 0), "near": removed.get("near", 0)}
-        return summary(rows, quotas, available) | {"documents": chosen.count_rows()} | {"left_out": same}
+        return summary(rows, quotas, available) | uses(chosen) | {"left_out": same}
 
     inputs = {
         "packing": recipe.packing,
@@ -175,6 +175,11 @@ def with_ordinals(steps: Steps, order: Any) -> Any:
     ordinal = engine.daft().functions.row_number().over(window).cast(engine.daft().DataType.int64()) - 1
     ordinals = engine.read(steps.work / "tokens").select("id", "source").with_column("ordinal", ordinal)
     return order.join(ordinals.select("id", "ordinal"), on="id").sort("position")
+
+
+def uses(chosen: Any) -> dict[str, int]:
+    """Return how many documents a stage uses, and how often it uses a document or a part of one."""
+    return {"documents": chosen.select("document").distinct().count_rows(), "uses": chosen.count_rows()}
 
 
 def summary(
