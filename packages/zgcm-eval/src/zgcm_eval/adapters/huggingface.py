@@ -5,17 +5,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
-from zgcm_eval.adapters.scoring import evaluation_mode, rate_targets, score_targets
-from zgcm_eval.protocol import TokenScores
+from zgcm_eval.adapters.scoring import LogitScorer, evaluation_mode
 
 LOGITS_AT_ONCE = 2**27
 """Logits that one forward pass may return, half a gibibyte in float32; a single row may be more."""
 
 
-class HuggingFaceLanguageModel:
+class HuggingFaceLanguageModel(LogitScorer):
     """Rates and continues text with a ``transformers`` model and tokenizer.
 
     Args:
@@ -33,58 +32,10 @@ class HuggingFaceLanguageModel:
     def __init__(
         self, model: nn.Module, tokenizer: Any, *, prefix_id: int | None = None, max_length: int | None = None
     ) -> None:
-        # Any: torch types every attribute of a module as Tensor | Module.
-        self._model: Any = model
+        prefix = _first_of("prefix_id", prefix_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+        stated = getattr(model.config, "max_position_embeddings", None)
+        super().__init__(model, prefix, _first_of("max_length", max_length, stated))
         self._tokenizer = tokenizer
-        self._prefix_id = _first_of("prefix_id", prefix_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
-        stated = getattr(self._model.config, "max_position_embeddings", None)
-        self._max_length = _first_of("max_length", max_length, stated)
-
-    @property
-    def prefix_id(self) -> int:
-        """The id before the first token of a document."""
-        return self._prefix_id
-
-    @property
-    def max_length(self) -> int:
-        """The longest input in tokens."""
-        return self._max_length
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model lives."""
-        parameter: Tensor = next(self._model.parameters())
-        return parameter.device
-
-    def token_scores(self, token_ids: Int[Tensor, "B T"]) -> TokenScores:
-        """Rate ``token_ids[:, 1:]`` and mark the most probable ones.
-
-        Args:
-            token_ids: rows padded at the right.
-
-        Returns:
-            The scores, on the model's device.
-        """
-        with evaluation_mode(self._model):
-            parts = [score_targets(*part) for part in self._logits(token_ids)]
-        shape = token_ids[:, 1:].shape
-        return TokenScores(
-            torch.cat([part.log_probabilities for part in parts]).view(shape),
-            torch.cat([part.greedy for part in parts]).view(shape),
-        )
-
-    def log_probabilities(self, token_ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T-1"]:
-        """Rate ``token_ids[:, 1:]`` in nats.
-
-        Args:
-            token_ids: rows padded at the right.
-
-        Returns:
-            Log-probabilities, on the model's device.
-        """
-        with evaluation_mode(self._model):
-            parts = [rate_targets(*part) for part in self._logits(token_ids)]
-        return torch.cat(parts).view(token_ids[:, 1:].shape)
 
     def _logits(self, token_ids: Int[Tensor, "B T"]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits and targets, those of as many rows at once as ``LOGITS_AT_ONCE`` allows."""

@@ -1,5 +1,6 @@
 """What the adapters share: log-probabilities in chunks, quiet evaluation mode, plain token ids."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +46,71 @@ def score_targets(logits: Float[Tensor, "N V"], targets: Int[Tensor, "N"]) -> To
         The scores, flat.
     """
     return TokenScores(rate_targets(logits, targets), logits.argmax(dim=1) == targets)
+
+
+class LogitScorer(ABC):
+    """Rates tokens by logits that a subclass yields part by part.
+
+    Args:
+        model: the module that computes them.
+        prefix_id: id that stands before the first token of a document.
+        max_length: longest input in tokens.
+    """
+
+    def __init__(self, model: nn.Module, prefix_id: int, max_length: int) -> None:
+        # Any: torch types every attribute of a module as Tensor | Module.
+        self._model: Any = model
+        self._prefix_id, self._max_length = prefix_id, max_length
+
+    @property
+    def prefix_id(self) -> int:
+        """The id before the first token of a document."""
+        return self._prefix_id
+
+    @property
+    def max_length(self) -> int:
+        """The longest input in tokens."""
+        return self._max_length
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        parameter: Tensor = next(self._model.parameters())
+        return parameter.device
+
+    def token_scores(self, token_ids: Int[Tensor, "B T"]) -> TokenScores:
+        """Rate ``token_ids[:, 1:]`` and mark the most probable ones.
+
+        Args:
+            token_ids: rows padded at the right.
+
+        Returns:
+            The scores, on the model's device.
+        """
+        with evaluation_mode(self._model):
+            parts = [score_targets(*part) for part in self._logits(token_ids)]
+        shape = token_ids[:, 1:].shape
+        return TokenScores(
+            torch.cat([part.log_probabilities for part in parts]).view(shape),
+            torch.cat([part.greedy for part in parts]).view(shape),
+        )
+
+    def log_probabilities(self, token_ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T-1"]:
+        """Rate ``token_ids[:, 1:]`` in nats.
+
+        Args:
+            token_ids: rows padded at the right.
+
+        Returns:
+            Log-probabilities, on the model's device.
+        """
+        with evaluation_mode(self._model):
+            parts = [rate_targets(*part) for part in self._logits(token_ids)]
+        return torch.cat(parts).view(token_ids[:, 1:].shape)
+
+    @abstractmethod
+    def _logits(self, token_ids: Int[Tensor, "B T"]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield logits [N, V] and targets [N] of the next positions, row after row."""
 
 
 def logits_in_chunks(

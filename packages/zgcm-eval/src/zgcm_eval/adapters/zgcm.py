@@ -10,26 +10,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zgcm_eval.adapters.scoring import (
-    evaluation_mode,
-    logits_in_chunks,
-    plain_ids,
-    rate_targets,
-    score_targets,
-    whole,
-)
-from zgcm_eval.protocol import TokenScores
+from zgcm_eval.adapters.scoring import LogitScorer, evaluation_mode, logits_in_chunks, plain_ids, whole
 
 END_OF_DOCUMENT = "<|endoftext|>"
 """Name of the end-of-document token in the tokenizers of the data package."""
 
 
-class ZgcmLanguageModel:
+class ZgcmLanguageModel(LogitScorer):
     """Rates and continues text with a ``zgcm_model.Decoder``.
 
     Args:
@@ -58,68 +49,20 @@ class ZgcmLanguageModel:
         chunk: int = 512,
         length_multiple: int = 1,
     ) -> None:
-        # Any: torch types every attribute of a module as Tensor | Module.
-        self._decoder: Any = decoder
         if isinstance(tokenizer, str | Path):
             tokenizer = _read_tokenizer(Path(tokenizer))
+        end = _end_of_document_id(tokenizer) if eos_id is None else eos_id
+        super().__init__(decoder, end, _longest_input(decoder) if max_length is None else max_length)
         self._tokenizer = _reading_no_special_token(tokenizer)
-        self._prefix_id = _end_of_document_id(tokenizer) if eos_id is None else eos_id
-        self._max_length = _longest_input(decoder) if max_length is None else max_length
         self._chunk = chunk
         self._length_multiple = length_multiple
 
-    @property
-    def prefix_id(self) -> int:
-        """The end-of-document id."""
-        return self._prefix_id
-
-    @property
-    def max_length(self) -> int:
-        """The longest input in tokens."""
-        return self._max_length
-
-    @property
-    def device(self) -> torch.device:
-        """Where the decoder lives."""
-        parameter: Tensor = next(self._decoder.parameters())
-        return parameter.device
-
-    def token_scores(self, token_ids: Int[Tensor, "B T"]) -> TokenScores:
-        """Rate ``token_ids[:, 1:]`` and mark the most probable ones.
-
-        Args:
-            token_ids: rows padded at the right.
-
-        Returns:
-            The scores, on the decoder's device.
-        """
-        targets = token_ids[:, 1:]
-        with evaluation_mode(self._decoder):
-            parts = [score_targets(*chunk) for chunk in self._chunks(token_ids)]
-        return TokenScores(
-            torch.cat([part.log_probabilities for part in parts]).view(targets.shape),
-            torch.cat([part.greedy for part in parts]).view(targets.shape),
-        )
-
-    def log_probabilities(self, token_ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T-1"]:
-        """Rate ``token_ids[:, 1:]`` in nats.
-
-        Args:
-            token_ids: rows padded at the right.
-
-        Returns:
-            Log-probabilities, on the decoder's device.
-        """
-        with evaluation_mode(self._decoder):
-            parts = [rate_targets(*chunk) for chunk in self._chunks(token_ids)]
-        return torch.cat(parts).view(token_ids[:, 1:].shape)
-
-    def _chunks(self, token_ids: Int[Tensor, "B T"]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _logits(self, token_ids: Int[Tensor, "B T"]) -> Iterator[tuple[Tensor, Tensor]]:
         token_ids = token_ids.to(self.device)
         inputs = token_ids[:, :-1]
         padding = -inputs.shape[1] % self._length_multiple
         padded = functional.pad(inputs, (0, padding), value=self._prefix_id)
-        hidden = self._decoder(padded)[:, : inputs.shape[1]]
+        hidden = self._model(padded)[:, : inputs.shape[1]]
         return logits_in_chunks(hidden, self._head_weight(), token_ids[:, 1:], self._chunk)
 
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
@@ -139,9 +82,9 @@ class ZgcmLanguageModel:
             return []
         library = _import("zgcm_model")
         token_ids, padding = library.left_pad(prompts, self._prefix_id)
-        with evaluation_mode(self._decoder):
+        with evaluation_mode(self._model):
             rows = library.generate(
-                self._decoder,
+                self._model,
                 token_ids.to(self.device),
                 max_new_tokens,
                 stop_ids=(self._prefix_id,),
@@ -155,8 +98,8 @@ class ZgcmLanguageModel:
 
     def _head_weight(self) -> Tensor:
         """The rows of the head that are no padding of the vocabulary."""
-        weight = whole(self._decoder.lm_head.weight)
-        return weight[: getattr(self._decoder.config, "real_vocab_size", len(weight))]
+        weight = whole(self._model.lm_head.weight)
+        return weight[: getattr(self._model.config, "real_vocab_size", len(weight))]
 
     def encode(self, text: str) -> list[int]:
         """Turn text into token ids and add none."""
