@@ -97,7 +97,7 @@ def _domains(records: RunRecords) -> str:
         "bytes",
         "unigram baseline",
         *(f"{e['label']} (update {e['step']})" for e in records.evaluations),
-        "last loss (nats per token)",
+        "loss at the last one (nats per token)",
     ]
     rows = [_domain_row(records, name) for name in records.evaluations[-1]["domains"]]
     return section("Held-out bits per byte", figure(chart) + table(heads, rows, text=1), note)
