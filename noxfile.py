@@ -105,7 +105,7 @@ def tests(session: nox.Session, package: str) -> None:
 def integration(session: nox.Session) -> None:
     """Test the packages together, and the rules of the house."""
     install(session, *TEST_TOOLS, *source(*PACKAGES))
-    pytest(session, *TWO_AT_A_TIME, "tests")
+    pytest(session, *TWO_AT_A_TIME, "tests/integration", "tests/architecture")  # the longest file first
 
 
 @nox.session

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from zgcm_train import meeting
 from zgcm_train.errors import MeetingError
-from zgcm_train.meeting import Place, meet, message
+from zgcm_train.meeting import Place, meet, message, place_of_torchrun
 from zgcm_train.process import join_torchrun
 
 TIMEOUT = 2.0
@@ -103,6 +103,23 @@ def test_a_rank_that_comes_and_never_joins_is_named_and_ends_the_others(
         in capfd.readouterr().err
     )
     assert seconds < 60.0
+
+
+@pytest.mark.parametrize(
+    ("agent", "machines", "start"), [("True", "1", "2"), ("True", "4", "0"), ("False", "1", "0")]
+)
+def test_starts_have_names_where_all_ranks_know_them(
+    monkeypatch: pytest.MonkeyPatch, agent: str, machines: str, start: str
+) -> None:
+    told = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "first", "MASTER_PORT": "29500"}
+    told |= {
+        "TORCHELASTIC_USE_AGENT_STORE": agent,
+        "GROUP_WORLD_SIZE": machines,
+        "TORCHELASTIC_RESTART_COUNT": "2",
+    }
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert place_of_torchrun() == Place(3, 8, "first", 29500, agent=agent == "True", start=start)
 
 
 def test_many_missing_ranks_are_counted() -> None:

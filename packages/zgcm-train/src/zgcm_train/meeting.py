@@ -30,7 +30,7 @@ class Place:
         host: machine that holds the store.
         port: of the store.
         agent: whether torchrun holds the store; rank 0 does otherwise.
-        start: how often torchrun has started the ranks before.
+        start: names this start in a store that is there for all starts.
     """
 
     rank: int
@@ -61,13 +61,17 @@ class Place:
 
 def place_of_torchrun() -> Place:
     """Return what torchrun says in the environment."""
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    # A store that rank 0 holds is new at every start. torchrun's is not; but on several machines each counts its own
+    # starts, so the count is a name that all ranks know on one machine only.
+    counted = agent and os.environ.get("GROUP_WORLD_SIZE") == "1"
     return Place(
         rank=int(os.environ["RANK"]),
         world=int(os.environ["WORLD_SIZE"]),
         host=os.environ["MASTER_ADDR"],
         port=int(os.environ["MASTER_PORT"]),
-        agent=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True),
-        start=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        agent=agent,
+        start=os.environ["TORCHELASTIC_RESTART_COUNT"] if counted else "0",
     )
 
 
