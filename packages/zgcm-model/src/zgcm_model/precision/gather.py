@@ -172,12 +172,12 @@ def gather_in_fp8(decoder: Decoder) -> Decoder:
 
     Raises:
         ValueError: the decoder has no FP8 projections, is sharded by FSDP already, or computes with Transformer
-            Engine, whose scales are not known here.
+            Engine, which quantizes weights itself.
     """
     state = scaling_state(decoder)
     if state.backend == "transformer_engine":
         raise ValueError(
-            "backend='transformer_engine' keeps its scales to itself; gather in high precision or use scaled_mm"
+            "backend='transformer_engine' quantizes weights itself; gather in high precision or use scaled_mm"
         )
     if any(isinstance(module, FSDPModule) for module in decoder.modules()):
         raise ValueError("the decoder is sharded by FSDP already; call gather_in_fp8 before fully_shard")

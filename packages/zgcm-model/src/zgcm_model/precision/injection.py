@@ -14,7 +14,7 @@ from zgcm_model.precision.reference import ReferenceProducts
 from zgcm_model.precision.roles import Projection, by_block, projections
 from zgcm_model.precision.scaled_mm import ScaledMmProducts, has_fp8_units
 from zgcm_model.precision.scaling import ScalingState, Slot, UpdateReport
-from zgcm_model.precision.transformer_engine import use_transformer_engine
+from zgcm_model.precision.transformer_engine import TransformerEngineState
 
 Backend = Literal["auto", "reference", "scaled_mm", "transformer_engine"]
 STATE = "scaling"
@@ -60,7 +60,7 @@ def apply(
     table = HighPrecision() if high_precision is None else high_precision
     _check(decoder, table)
     if backend == "transformer_engine":
-        state: ScalingState = use_transformer_engine(decoder, recipe, table)
+        state: ScalingState = _use_transformer_engine(decoder, recipe, table)
     else:
         state = _use_own_projections(decoder, recipe, _make_products(backend), table)
     state.allocate(decoder.embed_tokens.weight.device)
@@ -79,6 +79,16 @@ def _use_own_projections(
             projection.module.__class__ = ScaledLinear
             place = Place(state, products, *slots, owners=(block, decoder))
             cast(ScaledLinear, projection.module).bind(place)
+    return state
+
+
+def _use_transformer_engine(decoder: Decoder, recipe: DelayedScaling, table: HighPrecision) -> ScalingState:
+    state = TransformerEngineState(recipe)
+    for block, found in by_block(decoder, table):
+        inputs: dict[str, Slot] = {}
+        for projection in found:
+            part = block.get_submodule(projection.name.partition(".")[0])
+            state.install(part, projection, _slots(projection, state, inputs))
     return state
 
 

@@ -24,6 +24,7 @@ from zgcm_model.decoder import Decoder
 from zgcm_model.precision.injection import is_applied, scaling_state
 from zgcm_model.precision.recipe import FORWARD
 from zgcm_model.precision.scaling import ScalingState
+from zgcm_model.precision.transformer_engine import TransformerEngineState
 
 Record = dict[str, Any]
 
@@ -148,6 +149,8 @@ class NumericsSample:
         Args:
             state: before its update.
         """
+        if isinstance(state, TransformerEngineState):
+            state.collect()
         amaxes = torch.where(state.pending < 0, torch.nan, state.pending)
         columns = torch.stack((amaxes, state.scale), dim=1).double()
         unknown = columns.new_full((4,), torch.nan)
@@ -233,6 +236,9 @@ class NumericsWatch:
         else:
             with _watching(self._decoder, state, sample):
                 yield sample
+            if isinstance(state, TransformerEngineState):
+                # Its tensors are quantized where no observer sees them.
+                sample.state(state)
 
 
 @contextmanager
