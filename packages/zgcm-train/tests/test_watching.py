@@ -69,12 +69,22 @@ def test_numerics_are_sampled_and_change_nothing(data: Path, tmp_path: Path) -> 
     assert any(tag.startswith("saturated/") for tag in board.Tags()["scalars"])
 
 
-def test_saturation_is_an_event_in_the_report(data: Path, tmp_path: Path) -> None:
+def test_saturation_is_an_event_in_the_report_and_on_the_console(data: Path, tmp_path: Path) -> None:
     log = {"interval": 1, "tensorboard": False, "numerics_interval": 1, "saturation_threshold": 0.0}
     # The most recent amax alone, of weights that grow fast, saturates.
     hasty = FP8 | {"amax_compute": "most_recent", "amax_history_len": 1}
-    run_recipe(watching(data, precision=hasty, log=log, optimizer={"lr": 0.05}), tmp_path)
+    told: list[str] = []
+
+    def observe(kind: str, value: Any) -> None:
+        told.extend([value] if kind == "warning" else [])
+
+    recipe = watching(data, precision=hasty, log=log, optimizer={"lr": 0.05})
+    run_recipe(recipe, tmp_path, observe=observe)
     found = [r for r in read_json_lines(tmp_path / "metrics.jsonl") if r["kind"] == "event"]
+    lines = [line for line in told if "past the largest" in line]
+    assert len(lines) == len({r["step"] for r in found})  # one for each sample, with the worst tensor
+    worst = max((r for r in found if r["step"] == found[0]["step"]), key=lambda r: r["saturated"])
+    assert lines[0].startswith(f"update {worst['step']}: {worst['message']}")
     assert {r["event"] for r in found} == {"fp8_saturation"}
     assert "FP8 saturation" in write_report(tmp_path).read_text()
 

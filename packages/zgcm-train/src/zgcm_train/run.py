@@ -111,7 +111,8 @@ def _built_in_hooks(recipe: Recipe, folder: Path, tell: Observer) -> list[Hook]:
         line=lambda record: show("train", record), warn=lambda message: tell("warning", message)
     )
     watchers: list[Hook] = [] if log.profile is None else [ProfilerHook(*log.profile)]
-    watchers += [NumericsHook()] if log.numerics_interval else []
+    if log.numerics_interval:
+        watchers.append(NumericsHook(warn=lambda message: tell("warning", message)))
     # Metrics come first, so that records of repeated updates are dropped before an evaluation looks for its own;
     # the ledger is written before the checkpoint that depends on it.
     boards: list[Hook] = [] if board is None else [board]

@@ -1,6 +1,6 @@
 """Sample how values fit their formats: amaxes, scales, saturation, and the kurtosis of layer outputs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import torch.distributed as dist
@@ -17,10 +17,15 @@ SHOWN = ("amax", "scale", "saturated", "flushed", "kurtosis")
 
 
 class NumericsHook(Hook):
-    """Writes ``numerics.jsonl`` and TensorBoard every ``log.numerics_interval`` updates, and events on saturation."""
+    """Writes ``numerics.jsonl`` and TensorBoard every ``log.numerics_interval`` updates, and events on saturation.
 
-    def __init__(self) -> None:
+    Args:
+        warn: called once for each sample with events, for the console; None for silence.
+    """
+
+    def __init__(self, warn: Callable[[str], None] | None = None) -> None:
         """The watch is set up when the decoder is known."""
+        self._warn = warn
         self._watch: NumericsWatch | None = None
         self._sample: NumericsSample | None = None
         self._open = ExitStack()
@@ -54,6 +59,7 @@ class NumericsHook(Hook):
             self._sample = None
             if is_main():
                 self._write(trainer, records)
+                self._say(records)
 
     def stage_end(self, trainer: Trainer) -> None:
         """Stop watching."""
@@ -64,6 +70,14 @@ class NumericsHook(Hook):
     def failed(self, trainer: Trainer, error: BaseException) -> None:
         """Stop watching."""
         self.stage_end(trainer)
+
+    def _say(self, records: Sequence[Record]) -> None:
+        events = [record for record in records if record["kind"] == "event"]
+        if self._warn is None or not events:
+            return
+        worst = max(events, key=lambda event: float(event["saturated"]))
+        others = f" ({len(events) - 1} more in metrics.jsonl)" if len(events) > 1 else ""
+        self._warn(f"update {worst['step']}: {worst['message']}{others}")
 
     def _write(self, trainer: Trainer, records: Sequence[Record]) -> None:
         for record in records:
