@@ -99,7 +99,7 @@ def test_ranks_killed_while_training_and_while_saving_are_restarted_and_nothing_
 @pytest.mark.slow
 def test_the_exit_code_of_the_run_comes_through(data: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(dump_recipe(two_processes(data)))
+    recipe.write_text(dump_recipe(tiny_recipe(data)))
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.toml").write_text(dump_recipe(tiny_recipe(data, optimizer={"lr": 0.5})))
     (tmp_path / "run" / "logs").mkdir()
