@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 from zgcm_model import Decoder, ModelConfig, initialize
 from zgcm_model.norm import RmsNorm, rms_norm
@@ -187,3 +188,21 @@ def test_other_bad_input(toy, refuses):
         decoder(ids[:, :4], document_ids=torch.zeros(1, 5, dtype=torch.int64))
     with refuses("integer ids"):
         decoder(torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("kernel", ["auto", "banded"])
+def test_compiled_layers_are_whole_programs_with_every_kernel(kernel, caplog):
+    torch.compiler.reset()
+    config = ModelConfig(97, 32, 48, 3, 4, 2, 16, window=4, global_every=2, max_positions=64)
+    decoder = initialize(Decoder(config, kernel=kernel), 3)
+    counter = CompileCounter()
+    for block in decoder.blocks():
+        # An error where a layer would fall into parts.
+        whole = torch.compile(block.forward, backend=counter, fullgraph=True)
+        object.__setattr__(block, "forward", whole)
+    ids = torch.arange(26).reshape(2, 13)
+    with caplog.at_level("INFO", logger="zgcm_model"):
+        for _ in range(3):
+            decoder(ids).sum().backward()
+    assert counter.frame_count <= 2  # window layers and global ones
+    assert len(caplog.records) == (kernel == "auto")

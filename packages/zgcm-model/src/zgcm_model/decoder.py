@@ -11,7 +11,7 @@ from zgcm_model.block import Block
 from zgcm_model.cache import DecoderCache
 from zgcm_model.config import ModelConfig
 from zgcm_model.head import OutputHead, WholeHead
-from zgcm_model.kernels import AttentionKernel, Documents, make_kernel
+from zgcm_model.kernels import AttentionKernel, AutoKernel, Documents, make_kernel
 from zgcm_model.linear import LinearFactory
 from zgcm_model.norm import RmsNorm
 from zgcm_model.rotary import rotary_angles
@@ -76,6 +76,8 @@ class Decoder(nn.Module):
                 or cache and documents are mixed.
         """
         self._check(token_ids, document_ids, cache)
+        if isinstance(self.kernel, AutoKernel):
+            self.kernel.pick(token_ids.device)
         positions = self._positions(token_ids, cache)
         documents = _documents(positions, document_ids, cache)
         angles = rotary_angles(positions, self.config.rotary_dim, self.config.rotary_base)

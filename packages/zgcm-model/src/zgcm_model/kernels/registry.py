@@ -30,11 +30,24 @@ class AutoKernel:
         self, query: Tensor, key: Tensor, value: Tensor, *, window: int | None, documents: Documents | None
     ) -> Tensor:
         """Attend with the kernel of this device."""
+        return self.pick(query.device)(query, key, value, window=window, documents=documents)
+
+    def pick(self, device: torch.device) -> AttentionKernel:
+        """Choose for a device, once; a decoder calls it before its layers, which may be compiled.
+
+        Args:
+            device: where the queries will be.
+
+        Returns:
+            The choice; that of an earlier call whatever the device.
+        """
         if self.picked is None:
-            self.picked = make_kernel(choose_kernel(query.device))
+            self.picked = make_kernel(choose_kernel(device))
             self.name = f"auto ({self.picked.name})"
-            _LOG.info("attention kernel %r was picked for device %s", self.picked.name, query.device)
-        return self.picked(query, key, value, window=window, documents=documents)
+            # A compiler cannot trace a log line: the layer would fall into two programs there.
+            if not torch.compiler.is_compiling():
+                _LOG.info("attention kernel %r was picked for device %s", self.picked.name, device)
+        return self.picked
 
 
 KERNELS: dict[str, Callable[[], AttentionKernel]] = {
