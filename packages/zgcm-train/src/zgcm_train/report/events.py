@@ -43,7 +43,14 @@ def _switch(event: dict[str, Any], after: dict[str, Any] | None) -> str:
         [name, *_share(event["old"], name), *_share(event["new"], name), f"{epochs:.3g}"]
         for name, epochs in event["cumulative_epochs"].items()
     ]
-    columns = ["source", "nominal before", "observed before", "nominal after", "in the new data", "epochs so far"]
+    columns = [
+        "source",
+        "nominal before",
+        "observed before",
+        "nominal after",
+        "in the new data",
+        "epochs so far",
+    ]
     title = f"<h3>From {html.escape(event['ended'])} to {html.escape(event['stage'])}</h3>"
     return title + table(heads, facts, text=1) + table(columns, shares, text=1) + _heldout(event, after)
 
