@@ -27,7 +27,7 @@ class Timings:
         warm_up: the first micro-batch and update, compilation included.
         micro_batch: forward and backward of one micro-batch.
         update: clipping, Muon and Adam over the whole stack, on one device.
-        window_layer: forward and backward of a window layer alone; None where a layer cannot run by itself.
+        window_layer: forward and backward of a window layer alone.
         global_layer: the same of a global layer.
         head: the same of final norm, head and loss.
     """
@@ -35,8 +35,8 @@ class Timings:
     warm_up: float
     micro_batch: float
     update: float
-    window_layer: float | None
-    global_layer: float | None
+    window_layer: float
+    global_layer: float
     head: float
 
 
@@ -92,19 +92,17 @@ def measure(name: str, mode: str, settings: Settings, clock: Clock) -> Measured:
         raise RuntimeError(f"the loss of {name} {mode} is {loss}")
     update, peak = clock.seconds(stack.update), clock.peak_gib()
     where = where_time_goes(stack.micro_batch, config, settings.device)
-    # Transformer Engine's layers compute in FP8 only while the whole decoder runs.
-    timings = Timings(warm_up, micro_batch, update, *time_parts(stack, clock, layers=name != "fp8-te"))
+    timings = Timings(warm_up, micro_batch, update, *time_parts(stack, clock))
     programs = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
     return Measured(config, timings, loss, peak, where, programs)
 
 
-def time_parts(stack: Stack, clock: Clock, *, layers: bool) -> tuple[float | None, float | None, float]:
+def time_parts(stack: Stack, clock: Clock) -> tuple[float, float, float]:
     """Return the seconds, forward and backward, of a window layer, a global layer and the head.
 
     Args:
         stack: to take the parts from.
         clock: of the device.
-        layers: whether layers can run by themselves.
     """
     config, settings = stack.decoder.config, stack.settings
     shape = (settings.rows, settings.length, config.hidden_size)
@@ -123,8 +121,6 @@ def time_parts(stack: Stack, clock: Clock, *, layers: bool) -> tuple[float | Non
         call()
         return clock.seconds(call, settings.steps)
 
-    if not layers:
-        return None, None, timed(head)
     return timed(layer(0)), timed(layer(config.global_every - 1)), timed(head)
 
 
@@ -175,7 +171,7 @@ def seconds_at_peak(flops: FlopsBreakdown, peaks: dict[str, float], fp8: bool) -
     return layers / fast + (flops.total - layers) / peaks["bf16"]
 
 
-def whole_model(measured: Measured, settings: Settings) -> dict[str, float] | None:
+def whole_model(measured: Measured, settings: Settings) -> dict[str, float]:
     """Compute, from the parts timed alone, a micro-batch of the model with all its layers.
 
     Args:
@@ -183,13 +179,10 @@ def whole_model(measured: Measured, settings: Settings) -> dict[str, float] | No
         settings: sizes.
 
     Returns:
-        Tokens per second and model TFLOP/s; embedding and whatever lies between the parts are left out. None where
-        the parts were not timed.
+        Tokens per second and model TFLOP/s; embedding and whatever lies between the parts are left out.
     """
     whole = measured.config if settings.toy else ModelConfig.preset("zgcm-1-7b")
     times, wide = measured.timings, whole.num_global_layers
-    if times.window_layer is None or times.global_layer is None:
-        return None
     layers = (whole.num_layers - wide) * times.window_layer + wide * times.global_layer
     speed = settings.tokens / (layers + times.head)
     return {

@@ -81,10 +81,8 @@ def _milli(seconds: float) -> str:
     return f"{seconds * 1000:.2f} ms"
 
 
-def _alone(times: dict[str, float], whole: dict[str, float] | None) -> str:
+def _alone(times: dict[str, float], whole: dict[str, float]) -> str:
     head = f"head and loss {_milli(times['head'])}"
-    if whole is None:
-        return head
     layers = f"window layer {_milli(times['window_layer'])}, global layer {_milli(times['global_layer'])}"
     return (
         f"{layers}, {head}; computed from these, {whole['layers']} layers: "

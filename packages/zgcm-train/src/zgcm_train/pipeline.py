@@ -21,7 +21,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from zgcm_model import Decoder, precision
 from zgcm_model.cache import DecoderCache
 from zgcm_model.decoder import check_token_ids
-from zgcm_model.kernels import Documents
+from zgcm_model.kernels import AutoKernel, Documents
 from zgcm_model.rotary import rotary_angles
 
 SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
@@ -169,6 +169,8 @@ class DecoderStage(Decoder):
             return self._run(token_ids, None if document_ids is None else Documents(document_ids))
 
     def _run(self, hidden: Tensor, documents: Documents | None) -> Tensor:
+        if isinstance(self.kernel, AutoKernel):
+            self.kernel.pick(hidden.device)
         length = hidden.shape[1] * (1 if self.place.first else self.place.split)
         start = self.first_position(length)
         positions = torch.arange(start, start + length, device=hidden.device)
