@@ -190,6 +190,7 @@ def test_other_bad_input(toy, refuses):
         decoder(torch.zeros(1, 4))
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("kernel", ["auto", "banded"])
 def test_compiled_layers_are_whole_programs_with_every_kernel(kernel, caplog):
     torch.compiler.reset()

@@ -216,6 +216,7 @@ def test_t11_amaxes_are_reduced_over_the_group(monkeypatch):
     assert not torch.equal(alone["scaling.scale"], apart["scaling.scale"])
 
 
+@pytest.mark.compiles
 def test_compiled_layers_compute_the_same(monkeypatch):
     te_stand_in.install(monkeypatch)
     decoder, other = build(), build()

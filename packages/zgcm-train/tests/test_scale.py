@@ -26,15 +26,16 @@ from zgcm_train.scale.tables import print_ranks
 from zgcm_train.step import train_step
 
 CPU = torch.device("cpu")
+FP8 = {"compute": "bfloat16", "fp8": "hybrid", "gather": "fp8"}
 MESHES = [
     pytest.param({"tp": 2, "cp": 2}, id="tp2xcp2"),
     pytest.param({"pp": 2, "dp_shard": 2}, id="pp2xfsdp2"),
 ]
 
 
-def recipe_for(data: Path, parallel: dict[str, Any]) -> Recipe:
+def recipe_for(data: Path, parallel: dict[str, Any], **sections: Any) -> Recipe:
     shapes = {"global_batch": 12, "micro_batch": 1}
-    return tiny_recipe(data, parallel=parallel, data=shapes, optimizer={"sharded": "blockwise"})
+    return tiny_recipe(data, parallel=parallel, data=shapes, optimizer={"sharded": "blockwise"}, **sections)
 
 
 def one_update(rank: int, world: int, recipe: Recipe) -> dict[str, Any]:
@@ -59,9 +60,12 @@ def one_update(rank: int, world: int, recipe: Recipe) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("precision", [{}, FP8], ids=["float32", "fp8"])
 @pytest.mark.parametrize("parallel", MESHES)
-def test_an_assembled_rank_is_a_real_one(data: Path, parallel: dict[str, Any]) -> None:
-    recipe = recipe_for(data, parallel)
+def test_an_assembled_rank_is_a_real_one(
+    data: Path, parallel: dict[str, Any], precision: dict[str, str]
+) -> None:
+    recipe = recipe_for(data, parallel, precision=precision)
     real = run_ranks(one_update, 4, recipe)
     (measured,) = measure_ranks(recipe, [3])
     counts, sent = Counter[str](), Counter[str]()
@@ -71,6 +75,18 @@ def test_an_assembled_rank_is_a_real_one(data: Path, parallel: dict[str, Any]) -
             sent[traffic.kind] += traffic.sent
     state = measured.memory.optimizer_state
     assert {"counts": counts, "sent": sent, "shapes": measured.shapes, "state": state} == real[3]
+
+
+def test_weights_gathered_in_fp8_are_sent_as_bytes(data: Path) -> None:
+    sent: dict[str, int] = {}
+    for gather in ("fp8", "float32"):
+        recipe = recipe_for(data, {"dp_shard": 2}, precision=FP8 | {"gather": gather})
+        (measured,) = measure_ranks(recipe, [0])
+        assert {traffic.purpose for traffic in measured.traffic} >= {"weights", "gradients"}
+        assert "documents" not in {traffic.purpose for traffic in measured.traffic}
+        sent[gather] = sum(traffic.sent for traffic in measured.traffic if traffic.purpose == "weights")
+    # Embedding, head and norms stay float32, the rest is a quarter.
+    assert 0.25 * sent["float32"] < sent["fp8"] < 0.45 * sent["float32"]
 
 
 def test_one_device_holds_everything_and_sends_nothing(data: Path) -> None:

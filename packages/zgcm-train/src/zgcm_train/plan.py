@@ -110,7 +110,7 @@ def make_plan(recipe: Recipe, ranks: Sequence[RankMeasure] = ()) -> Plan:
         devices=recipe.parallel.devices,
         mesh=mesh_text(recipe),
         precision=tuple(precision_lines(recipe)),
-        warnings=(*_warnings(recipe), *_measure_warnings(recipe, ranks)),
+        warnings=tuple(_warnings(recipe)),
         ranks=tuple(ranks),
     )
 
@@ -139,16 +139,3 @@ def _warnings(recipe: Recipe) -> list[str]:
             f'optimizer.sharded "blockwise" makes the update depend on parallel.tp {recipe.parallel.tp}'
         )
     return found
-
-
-def _measure_warnings(recipe: Recipe, ranks: Sequence[RankMeasure]) -> list[str]:
-    if not ranks or recipe.precision.fp8 == "off":
-        return []
-    return [
-        f"memory and traffic were measured in {recipe.precision.compute} instead of FP8"
-        + (
-            ", and weights gathered in float32, four times the bytes"
-            if recipe.precision.gather == "fp8"
-            else ""
-        )
-    ]

@@ -47,7 +47,13 @@ class ShardedWeight(torch.Tensor):
     @staticmethod
     def wrap(plain: Tensor) -> "ShardedWeight":
         """Return a shard that shares the memory of an ordinary tensor."""
-        shard = torch.Tensor._make_subclass(ShardedWeight, plain.detach())
+        plain = plain.detach()
+        if type(plain) is Tensor:
+            shard = torch.Tensor._make_subclass(ShardedWeight, plain)
+        else:  # a fake tensor has no memory to share
+            shard = torch.Tensor._make_wrapper_subclass(
+                ShardedWeight, plain.shape, strides=plain.stride(), dtype=plain.dtype, device=plain.device
+            )
         shard._plain = plain.detach()
         return shard
 

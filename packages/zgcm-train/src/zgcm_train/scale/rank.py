@@ -1,8 +1,8 @@
 """One rank of a run of any size, measured in one process.
 
 The model is built, sharded and stepped by the functions that a real process uses. Attention is replaced by what a
-fused kernel allocates; everything else is counted as PyTorch runs it eagerly, so a compiled block may need less, and
-FP8 is counted as the compute dtype, and an FP8 gather of weights as one of float32, with four times the bytes.
+fused kernel allocates; everything else is counted as PyTorch runs it eagerly, so a compiled block may need less. FP8 is
+counted as ``scaled_mm`` runs it, also where Transformer Engine is to compute.
 Numbers that the step reads from tensors are taken as 1 and every target counts. Two micro-batches are run, a first
 and a last one; the traffic of the first stands for all that are not the last. A pipeline runs all of them. The
 process itself needs little memory: fake tensors have no storage.
@@ -80,7 +80,7 @@ def _fake_world(rank: int, devices: int) -> Iterator[None]:
 
 def _as_it_runs(recipe: Recipe) -> Recipe:
     model = recipe.model.model_copy(update={"kernel": "auto", "compile": False})
-    precision = recipe.precision.model_copy(update={"fp8": "off", "gather": "float32"})
+    precision = recipe.precision.model_copy(update={"backend": "scaled_mm"})
     return recipe.model_copy(update={"model": model, "precision": precision})
 
 

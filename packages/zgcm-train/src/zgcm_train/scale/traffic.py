@@ -130,7 +130,8 @@ def describe(func: Any, args: Sequence[Any]) -> Collective | None:
         sent = size - _kept(whole[0], args[4], ranks)
     else:
         sent = size if form.kind == "send" else 0
-    integer = not any(t.is_floating_point() for t in whole)
+    # Weights in FP8 travel as bytes.
+    integer = not any(t.is_floating_point() or t.dtype is torch.uint8 for t in whole)
     return Collective(form.kind, ranks, sent, sum(t.numel() for t in whole), integer)
 
 
