@@ -114,7 +114,9 @@ def shapes(session: nox.Session) -> None:
     install(session, *TEST_TOOLS, "beartype", *source("model", "eval"))
     for package in ("model", "eval"):
         hook = f"--jaxtyping-packages=zgcm_{package},beartype.beartype"
-        pytest(session, *TWO_AT_A_TIME, hook, f"packages/zgcm-{package}/tests", "-m", "not slow and not compiles")
+        pytest(
+            session, *TWO_AT_A_TIME, hook, f"packages/zgcm-{package}/tests", "-m", "not slow and not compiles"
+        )
 
 
 @nox.session
