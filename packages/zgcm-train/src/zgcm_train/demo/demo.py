@@ -142,6 +142,8 @@ def build_data(folder: Path, recipe: Recipe, corpus: Path | None, display: DemoD
     first, second = (stage.updates * recipe.data.global_batch for stage in recipe.stage)
     wanted = BuildRecipe(
         sequence_length=recipe.data.sequence_length,
+        # Longer documents would fill rows alone, and a few of them whole log intervals.
+        max_document_tokens=recipe.data.sequence_length // 2,
         heldout=HeldoutRecipe(bytes=HELDOUT_BYTES),
         input=InputRecipe(path=str(corpus.absolute()) if corpus else ""),
         stage1=StageRecipe(rows=first, shrink=True),
