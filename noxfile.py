@@ -134,6 +134,15 @@ def cluster(session: nox.Session) -> None:
 
 
 @nox.session
+def extras(session: nox.Session) -> None:
+    """Evaluate with the real transformers and lm-eval; needs a minute of downloads, so it is not part of CI."""
+    install(session, *TEST_TOOLS, f"{ROOT}/packages/zgcm-eval[harness,huggingface]")
+    pytest(
+        session, *(f"packages/zgcm-eval/tests/extras/check_{name}.py" for name in ("huggingface", "lm_eval"))
+    )
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and layout with ruff; `nox -s lint -- fix` mends what can be mended."""
     install(session, "ruff")
