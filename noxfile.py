@@ -129,7 +129,10 @@ def dali(session: nox.Session) -> None:
 @nox.session
 def cluster(session: nox.Session) -> None:
     """Build data on a local Ray cluster and from an object store that the tests start."""
-    install(session, *TEST_TOOLS, f"{ROOT}/packages/zgcm-data[prepare,ray]", "moto[server]", "boto3")
+    # Of constraints.txt only torch: botocore refuses the python-dateutil that stands there.
+    (torch,) = (line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
+    what = (f"{ROOT}/packages/zgcm-data[prepare,ray]", "moto[server]", "boto3")
+    session.install("--no-compile", torch, *TEST_TOOLS, *what)
     pytest(session, "packages/zgcm-data/tests/offline/cluster")
 
 
