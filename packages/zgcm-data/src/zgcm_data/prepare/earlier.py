@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from zgcm_data import engine
 from zgcm_data.dedup import exclude
@@ -31,11 +31,11 @@ def exclude_earlier(steps: Steps, recipe: BuildRecipe, clean_of: dict[str, Any])
     """
     target, column = steps.work / "earlier", engine.daft().col
     builds = earlier_builds(recipe)
-    digests = {name: read_report(path, recipe.dedup)["digest"] for name, path in builds.items()}
+    digests = {name: build.report["digest"] for name, build in builds.items()}
 
     def work(tell: Any) -> dict[str, Any]:
         ours = engine.read(steps.work / "signatures").join(clean_documents(steps), on="id", how="semi")
-        reference = engine.joined([signatures_of(name, path) for name, path in builds.items()])
+        reference = engine.joined([signatures_of(name, build) for name, build in builds.items()])
         found = exclude(ours, reference, recipe.dedup)
         engine.write(found.sort("id"), target)
         kinds = found.groupby("kind").agg(column("id").count().alias("documents"))
@@ -48,17 +48,24 @@ def exclude_earlier(steps: Steps, recipe: BuildRecipe, clean_of: dict[str, Any])
     return steps.run("earlier", inputs, [target], work)
 
 
-def earlier_builds(recipe: BuildRecipe) -> dict[str, Path]:
-    """Return the folders of ``exclude_builds`` by their names, numbered where two have the same.
+class Earlier(NamedTuple):
+    """The folder of an earlier build and its ``build.json``."""
+
+    path: Path
+    report: dict[str, Any]
+
+
+def earlier_builds(recipe: BuildRecipe) -> dict[str, Earlier]:
+    """Return the builds of ``exclude_builds`` by the names of their folders, numbered where two have the same.
 
     Raises:
         ValueError: See ``exclude_earlier``.
     """
-    result: dict[str, Path] = {}
+    result: dict[str, Earlier] = {}
     for path in map(Path, recipe.exclude_builds):
-        read_report(path, recipe.dedup)
         name = path.resolve().name
-        result[name if name not in result else f"{name}-{len(result) + 1}"] = path
+        build = Earlier(path, read_report(path, recipe.dedup))
+        result[name if name not in result else f"{name}-{len(result) + 1}"] = build
     return result
 
 
@@ -91,9 +98,9 @@ def read_report(path: Path, dedup: DedupRecipe) -> dict[str, Any]:
     return report
 
 
-def signatures_of(name: str, path: Path) -> Any:
+def signatures_of(name: str, build: Earlier) -> Any:
     """Return the signatures of what a build trains on or holds out, its name before each id."""
-    column, report = engine.daft().col, json.loads((path / "build.json").read_text(encoding="utf-8"))
+    column, (path, report) = engine.daft().col, build
     used = [
         engine.read(path / "work" / stage).select(column("document").alias("id"))
         for stage in report["stages"]
