@@ -176,6 +176,9 @@ class ScalingState(nn.Module):
         return torch.stack((torch.where(column, largest, 0.0), column.float()))
 
     @torch.no_grad()
+    def collect(self) -> None:
+        """Take over amaxes that are recorded elsewhere; here they are noted as tensors are quantized."""
+
     def update(self, group: ProcessGroup | None) -> UpdateReport:
         """Fold this step's amaxes into the histories and compute the scales of the next step.
 
@@ -188,6 +191,7 @@ class ScalingState(nn.Module):
         Raises:
             ValueError: no group is given, but the weights are gathered in FP8 and lie on several ranks.
         """
+        self.collect()
         if group is None and self.sharded and dist.is_initialized() and dist.get_world_size() > 1:
             raise ValueError(
                 "update_scales needs a group when weights are gathered in FP8, because each rank sees its shard only; "

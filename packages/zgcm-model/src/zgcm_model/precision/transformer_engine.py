@@ -15,12 +15,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from zgcm_model._te import Fp8Region, load_te, load_te_recipes
 from zgcm_model.precision.recipe import DelayedScaling
 from zgcm_model.precision.roles import Projection
-from zgcm_model.precision.scaling import ScalingState, Slot, UpdateReport
+from zgcm_model.precision.scaling import ScalingState, Slot
 
 _MULTIPLE = 16
 _INPUT, _WEIGHT, _GRADIENT = 0, 1, 0
@@ -156,11 +155,6 @@ class TransformerEngineState(ScalingState):
         largest = torch.where(largest.isfinite(), largest, torch.inf)
         index = torch.tensor(columns, device=largest.device)
         self.pending.scatter_reduce_(0, index, largest, "amax")
-
-    def update(self, group: ProcessGroup | None) -> UpdateReport:
-        """Collect, then do as the other backends do."""
-        self.collect()
-        return super().update(group)
 
     def reset_state(self) -> None:
         """Forget everything, in Transformer Engine as well."""

@@ -149,8 +149,7 @@ class NumericsSample:
         Args:
             state: before its update.
         """
-        if isinstance(state, TransformerEngineState):
-            state.collect()
+        state.collect()
         amaxes = torch.where(state.pending < 0, torch.nan, state.pending)
         columns = torch.stack((amaxes, state.scale), dim=1).double()
         unknown = columns.new_full((4,), torch.nan)
